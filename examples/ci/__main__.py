@@ -34,8 +34,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kc-otel-ci-") as name:
         folder = Path(name)
         (folder / "contract.yaml").write_text(CONTRACT.read_text(encoding="utf-8"), encoding="utf-8")
-        traffic = ("--tokens-per-second", "2000", "--share", "code=0.5", "--share", "prose=0.5")
-        kc_otel(folder, "gate", "plan", "contract.yaml", *traffic)
+        kc_otel(folder, "gate", "plan", "contract.yaml")
         codes = {}
         for kernel, file in (("bfloat16", "good.npz"), ("int4", "bad.npz")):
             save_recording(record(kernel, seed=1), folder / file)

@@ -31,7 +31,7 @@ from kc_otel.cli.terminal import (
 from kc_otel.client.engine_latency import EngineLatency
 from kc_otel.contract.plain_text import plain, plain_lines
 from kc_otel.contract.words import listed, moment, together
-from kc_otel.record.engine import ExportLoop
+from kc_otel.record.export_loop import ExportLoop
 from kc_otel.record.telemetry.environment import export_timeout, metric_exporters, process_resource
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, poll, post
 from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, show, unusable
 from kc_otel.contract.plain_text import read_json_text
-from kc_otel.contract.words import MEASURED_LATER, did_you_mean
+from kc_otel.contract.words import MEASURED_LATER
 from kc_otel.judge.promotion.stages import Stage
 
 _SIGNED: Final = ("hold", "force", "rollback")
@@ -76,8 +76,8 @@ def promote(
     ]  # fmt: skip
     _refuse_mixed(orders, why)
     path, who = f"/api/v1/promotions/{contract}/{kernel}", by or getpass.getuser()
-    if orders in ([], ["start"]):
-        _look(url, contract, kernel, start=start, as_json=as_json)
+    if not orders:
+        _look(url, contract, kernel, as_json=as_json)
     if orders:
         body: dict[str, Any] = {"order": orders[0], "by": who, "why": why, "start": True}
         if stage := approve or force:
@@ -105,22 +105,21 @@ def _refuse_mixed(orders: list[str], why: str) -> None:
         refuse(f"--{orders[0]}: say why with --why; it is kept with the evidence")
 
 
-def _look(url: str, contract: str, kernel: str, *, start: bool, as_json: bool) -> None:
-    """Refuse a kernel that was not seen; exit with the next step if no promotion of it has begun."""
-    if kernel in {promotion["kernel"] for promotion in get(url, "/api/v1/promotions", contract=contract)["promotions"]}:
-        return
+def _look(url: str, contract: str, kernel: str, *, as_json: bool) -> None:
+    """End with what would be next for a kernel that reports, where no promotion of it has begun."""
+    found = get(url, "/api/v1/promotions", contract=contract)["promotions"]
     served = [entry for entry in get(url, "/api/v1/contracts")["contracts"] if entry["name"] == contract]
     seen = [other["version"] for entry in served for other in entry["kernels"] if other["role"] == "inference"]
-    if seen and kernel not in seen:
-        hint = did_you_mean(kernel, seen, "seen are")
-        refuse(
-            f"{kernel}: no inference kernel of {contract} has reported by that name; {hint} A version that has not "
-            "served yet begins with --evidence"
-        )
-    if start:
+    if kernel in {promotion["kernel"] for promotion in found} or (seen and kernel not in seen):
         return
-    said = f"{kernel} is not in promotion\n  to start it: kc-otel promote {contract} {kernel} --start"
-    typer.echo("null" if as_json else said)
+    promote, lines = f"kc-otel promote {contract} {kernel}", [f"{kernel} is not in promotion"]
+    if seen and not any(promotion["status"] == "running" and promotion["stage"] == "full" for promotion in found):
+        lines += [
+            "  no version is promoted to full, so it may serve all requests now",
+            f"  to record it as the promoted version: {promote} --force full --why ...",
+            "  --start takes it down to the share of its first stage: 0% of the requests in offline-ci and shadow",
+        ]
+    typer.echo("null" if as_json else "\n".join([*lines, f"  to start it: {promote} --start"]))
     raise typer.Exit(3)
 
 
@@ -136,7 +135,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
             ]
         return [*lines, f"  to start once more: {promote} --start"]
     if found["status"] == "replaced":
-        return [f"{kernel} was replaced", f"  {found['reason']}"]
+        again = f"kc-otel promote {found['contract']} {kernel} --force full --why ..."
+        return [f"{kernel} was replaced", f"  {found['reason']}", f"  to make it the promoted version again: {again}"]
     lines = [f"{kernel} is in {found['position']}: it may serve {share}"]
     if found["next"] is not None:
         passed = f"{found['windows']} of {found['windows_needed']} windows have passed"

@@ -49,7 +49,8 @@ def status(
     cells = sorted(get(url, "/api/v1/verdicts", **only)["verdicts"], key=_worst_first)
     warned = [Text(said, style="bold red") for said in warnings(url)]
     overview = get(url, "/api/v1/overview")
-    stray = _stray(get(url, "/api/v1/promotions", **only)["promotions"])
+    promotions = get(url, "/api/v1/promotions", **only)["promotions"]
+    stray = _stray(promotions)
     missing = [row for row in overview["missing"] if contract in {None, row["contract"]}]
     shards = get(url, "/api/v1/health")["shards"]
     if as_json:
@@ -67,7 +68,7 @@ def status(
             for said in kernel.get("otherwise", ())
         ]
         tables = _tables(cells, now, console.width, most=len(cells) if every else _MAX_ROWS)
-        in_force, behind = _in_force(overview, contract), _shards(shards)
+        in_force, behind = [*_on_their_way(promotions), *_in_force(overview, contract)], _shards(shards)
         console.print(*warned, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
     incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
     unknown = bool(warned or missing) or any(shard["trouble"] for shard in shards)
@@ -116,6 +117,19 @@ def _stray(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:
         )
         for entry in promotions
         if (at := entry["seen_serving"])
+    ]
+
+
+def _on_their_way(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """A line for each version that may serve only a share of the requests."""
+    return [
+        Text.assemble(
+            ("promotion", "bold"),
+            f"  {entry['contract']}: {entry['kernel']} is in {entry['position']}: it may serve "
+            f"{100 * entry['share']:g}% of the requests; see kc-otel promote {entry['contract']} {entry['kernel']}",
+        )
+        for entry in promotions
+        if entry["status"] == "running" and entry["share"] < 1
     ]
 
 

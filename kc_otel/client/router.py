@@ -58,7 +58,8 @@ class Router:
         url: Base URL of the evaluator's API.
         contracts: Contracts whose slices requests are matched against; not needed by callers that name slices.
         refresh: Least time between two requests to the evaluator, seconds.
-        wait: How long the evaluator may hold an answer back until something changes, seconds.
+        wait: How long the evaluator may hold an answer back until something changes, seconds; at most half of
+            `stale_after`, so that an answer is never late because nothing changes.
         stale_after: Seconds without an answer after which only versions that were promoted to full serve.
         trusted: Short fingerprints that count as promoted to full although nobody promoted them here, such as the
             version that has served until today.
@@ -89,7 +90,7 @@ class Router:
         self._table_file = _default_file(url, token_file) if keep is True else TableFile(Path(keep)) if keep else None
         self._poller: Poller | None = Poller(
             url, self._arrived, self._heard, self._report, self._has_news,
-            wait=wait, refresh=refresh, token_file=token_file,
+            wait=min(wait, stale_after / 2), refresh=refresh, token_file=token_file,
         )  # fmt: skip
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(replace(last, directives=()))  # of a run that has ended, perhaps

@@ -24,7 +24,7 @@ from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.plain_json import read_plain
-from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
+from kc_otel.judge.verdict import Causes, Cell, Part, Status, Verdict
 
 __all__ = ["TrainingLog", "scalars"]
 
@@ -229,7 +229,7 @@ def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = Mapping
         found |= {f"kc/{clause}/{name}": value for name, value in of_clause.items() if math.isfinite(value)}
     for of in {of.clause: of for of in causes.values()}.values():
         found[f"kc/{of.clause}/stale"] = of.share
-        parts: dict[str, Part | OfLag] = {"kernel": of.kernel, "staleness": of.staleness, "total": of.total}
+        parts: dict[str, Part] = {"kernel": of.kernel, "staleness": of.staleness, "total": of.total}
         for name, part in (parts | {f"lag/{of_lag.lag}": of_lag for of_lag in of.by_lag}).items():
             numbers = {"": part.estimate, "/lower": part.lower, "/upper": part.upper}
             found |= {f"kc/{of.clause}/{name}{end}": value for end, value in numbers.items() if math.isfinite(value)}

@@ -79,7 +79,7 @@ _REASON_UNMEASURED: Final[Mapping[MeasuringPath, Mapping[Origin, str]]] = {
     },
 }
 _OPERATORS: Final = "pass outputs of operators to Recorder.compare_operator, or use `kc-otel locate operators`"
-_WEIGHT_METRICS: Final = frozenset({"weights_mismatch"})
+_WEIGHT_METRICS: Final = frozenset({"weights_mismatch", "updates_rounded_away"})
 _WEIGHTS: Final = "compare the weights where they are sent, and pass the result to Recorder.observe"
 _ROUTES: Final = "pass the experts' routes to Recorder.compare_routes"
 _ARGUMENTS: Final[Mapping[str, str]] = {

@@ -160,7 +160,7 @@ def python_page() -> Iterable[str]:
                 name, search_paths=[FOLDER.parents[2]], docstring_parser="google", docstring_options=options
             )
             parts += [f"### `{name}`", *_docstring(module)]
-            for member in module.exports or [key for key in module.members if key[0] != "_"]:
+            for member in module.exports or ():  # engines find the others by an entry point
                 found = module[str(member)]
                 parts += _python(found.final_target if found.is_alias else found, "####")
     return parts

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations import wrap
+from kc_otel.record.guided_loop import Resync
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.scoring import Scorer, hf_scorer
@@ -234,12 +235,8 @@ class ResyncWeights(_AskedCallback):
     """
 
     def __init__(self, asked: Callable[[], str | None], sync: Callable[[Any], object], *, pause: int = 20) -> None:
-        if pause < 1:
-            raise ValueError(f"pause: {pause!r} is not 1 or more")
         super().__init__(asked, "whether weights should be sent again cannot be told; training goes on")
-        self._sync = sync
-        self._pause = pause
-        self._since: int | None = None
+        self._resync = Resync(sync, pause)
         self.reason: str | None = None
         """Reason why the weights were sent last; None if they were not."""
         self.steps: list[int] = []
@@ -248,20 +245,10 @@ class ResyncWeights(_AskedCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
         """Send the weights if there is a reason."""
         reason = self._decision(args, state)
-        if reason is None:
-            self._since = None
-            return
-        if self._since is not None and state.global_step - self._since < self._pause:
-            return
-        self._since = state.global_step
-        try:
-            self._sync(kwargs.get("model"))
-        except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
-            _log.exception("step %d: weights were to be sent again and were not: %s", state.global_step, reason)
-            return
-        self.reason = reason
-        self.steps.append(state.global_step)
-        _log.warning("step %d: weights sent again: %s", state.global_step, reason)
+        said = None if reason is None else f"{reason} (step {state.global_step})"
+        if self._resync.step(said, kwargs.get("model")):
+            self.reason = reason
+            self.steps.append(state.global_step)
 
 
 def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:

@@ -88,7 +88,7 @@ def split_by_cause(
             weight = {slice: 0 if of is None else of.total for slice, of in of_tokens.items()}
     observed = max(weight[ALL] + weight[STALE], 1)
     lags = tuple(
-        OfLag(_LAGS[slice], weight[slice] / observed, of.estimate, of.lower, of.upper)
+        OfLag(of.estimate, of.lower, of.upper, lag=_LAGS[slice], share=weight[slice] / observed)
         for slice, of in by_lag.items()
         if of.samples
     )

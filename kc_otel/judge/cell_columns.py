@@ -1,12 +1,11 @@
 """All cells of a contract at once: bounds and statuses are columns, and a verdict is made of them when it is asked for.
 
-Every cell is judged on the short window first. Where that cannot decide, the long window does. Each window gets half of
-alpha = 1 - confidence. A PASS rests on an interval, and each cell stands alone, for a promotion asks that all of them
-pass. Where observations are followed as they arrive, a FAIL rests on what they add up to against the limit
-(`fail_evidence`): it comes when that reaches an alarm, and stays until it is gone, until what was observed since
-passes, or until it is refuted that the fault is as it was (`fault_end`). Where they are judged once, as in a gate, or
-nothing of the kind can be held, it rests on an interval too, and Holm's procedure over all such cells keeps the chance
-of any false FAIL within alpha.
+Every cell is judged on the short window first, then on the long one; each gets half of alpha = 1 - confidence. A PASS
+rests on an interval, and each cell stands alone, for a promotion asks that all of them pass. Where observations are
+followed as they arrive, a FAIL rests on what they add up to against the limit (`fail_evidence`): it stays until that is
+gone, until what was observed since passes, or until it is refuted that the fault is as it was (`fault_end`). Where they
+are judged once, as in a gate, or nothing of the kind can be held, it rests on an interval too, and Holm's procedure
+over all such cells keeps the chance of any false FAIL within alpha.
 
 Bounds of cells that have not changed are not computed again. A cell whose bounds cannot be computed fails alone.
 """
@@ -33,10 +32,9 @@ from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import WINDOWS, Evidence, Terms, Verdicts, Window, alpha_of, nothing, place_of, unjudged
 from kc_otel.stats import Binned, Histogram, Interval
 from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.interval import Floats, Numbers
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _SINCE: Final = 2
 """Beside SHORT and LONG: what came after a cell's last alarm."""

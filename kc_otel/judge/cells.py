@@ -1,19 +1,16 @@
 """The cells of a contract at one time, and the evidence on each.
 
-A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current. A pair is current while
-its newest observation is less than a short window older than the newest of any pair, so that a version that was rolled
-out takes the place of the one before. Current pairs that went silent stay while all of them are silent, or while what
-they broke is held against them and they were not replaced, but fell silent beside others: then they are NO_DATA, and
-so is a slice on which no current pair has observations: for the pairs that came first, or whoever invents kernels would
-have a cell for each of them on every slice.
+A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current: those whose newest
+observation is less than a short window older than that of any pair, so that a version that was rolled out takes the
+place of the one before. Current pairs that fell silent stay while all of them are silent, or while a breach is held
+against them and they were not replaced: then they are NO_DATA. So is a slice on which no current pair has
+observations, for a few pairs: whoever invents kernels would have a cell for each of them on every slice.
 
-Input that is no sample of two kernels' scores makes INVALID INPUT of its cells. Two causes are seen here. Over tokens
-that were sampled from Q, E_Q[P/Q] <= 1: where the ratios of a short window, of all recorders together, have a mean that
-is surely larger, the tokens are others', on that slice and of that pair of kernels. And where the sequences that failed
-an input check are newer by a heartbeat than all that was measured, nothing is measured any more. Those that are kept
-from being measured on purpose, such as greedy ones, count only for a pair of which nothing was measured in the long
-window: a slice that has no others is NO DATA otherwise. The first is a bet on each window anew, for which `surplus`
-takes 1e6 to 1: nobody looks at a window so often that chance gets there.
+Input that is no sample of two kernels' scores makes INVALID INPUT of its cells. Over tokens sampled from Q, E_Q[P/Q] <=
+1: where the ratios of a short window have a mean that is surely larger (a bet on each window anew, at 1e6 to 1), they
+were not sampled. And where failing sequences are newer by a heartbeat than all that was measured, nothing is measured
+any more. Sequences that are kept from being measured on purpose count only for a pair of which nothing else was
+measured in the long window.
 """
 
 from __future__ import annotations
@@ -324,7 +321,7 @@ def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pa
 
 def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
-    found = sum(state.failed(ALL, now, state.contract.observability.long_window).values(), Counter[str]())
+    found = sum(state.failed(ALL, now, LONG).values(), Counter[str]())
     if found:
         ((reason, count),) = found.most_common(1)
         said = f"{count:,} sequences were not measured ({reason}){_and_others(found)}"
@@ -393,7 +390,7 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
     found: dict[Pair, str] = {}
     for slice in (ALL, *state.contract.slices):
         failed: dict[Pair, Counter[str]] = {}
-        for pair, reasons in state.failed(slice, now, state.contract.observability.window).items():
+        for pair, reasons in state.failed(slice, now).items():
             if told := Counter({name: count for name, count in reasons.items() if name not in _NOT_FAILING}):
                 failed[pair] = told
         if failed:

@@ -316,21 +316,17 @@ class ContractState:
         whole = self.panes.window(grid, now).of(series.number)
         return 0 if whole is None else whole.count
 
-    def failed(self, slice: str, now: float, seconds: float) -> dict[Pair, Counter[str]]:
-        """Sequences of a slice that failed an input check in the last seconds, by kernel pair and reason.
+    def failed(self, slice: str, now: float, grid: int = SHORT) -> dict[Pair, Counter[str]]:
+        """Sequences of a slice that failed an input check in the window, by kernel pair and reason.
 
         Those whose slices nobody knows are of `all`.
         """
         found: dict[Pair, Counter[str]] = {}
         of_slice = self.invalid(ALL) if slice == ALL else self.series_of(invalid_on(slice))
         for key, series in sorted(of_slice.items()):
-            if (held := self.within(series, now, seconds)) is not None and held.count:
-                found.setdefault(key.pair, Counter())[key.slice] += held.count
+            if count := self.counted(series, grid, now):
+                found.setdefault(key.pair, Counter())[key.slice] += count
         return found
-
-    def within(self, series: Series, now: float, seconds: float) -> Histogram | None:
-        """Observations of a series in the last seconds, at most the long window; None for none."""
-        return self.panes.last(SHORT if seconds <= self._window else LONG, series.number, now, seconds)
 
     def accepts(self, series: Series, histogram: Histogram) -> bool:
         """Return True if a histogram has the same buckets as what the panes hold of a series."""

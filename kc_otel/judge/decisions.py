@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kc_otel.contract.slices import ALL, disjoint
 
@@ -172,6 +172,8 @@ _REQUIRED: Final = frozenset({"version", "at", "routes", "directives"})
 """Fields without which an object is no table."""
 _KINDS: Final[Mapping[str, type[Any]]] = {"routes": Route, "pins": Pin, "canaries": Canary, "promoted": Promoted}
 DIRECTIVE_KINDS: Final = frozenset(kind.value for kind in DirectiveKind)
+_KEPT_ASIDE: Final = ("routes", "pins")
+"""Entries that only a person ends, also while their contract is not served."""
 _PROTECTING: Final = frozenset({DirectiveKind.QUARANTINE_ROLLOUTS, DirectiveKind.HALT})
 
 
@@ -256,11 +258,6 @@ def released(
     return changed(table, now, directives=kept)
 
 
-def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """End a slice's route, or with None every route of the contract; LookupError if there is no such route."""
-    return _lifted(table, "route", contract, slice, now)
-
-
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
     """Pin a slice in place of an earlier pin of it; ValueError if the pin has ended already."""
     if wanted.until is not None and wanted.until <= wanted.at:
@@ -269,12 +266,10 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
     return changed(table, wanted.at, pins=[*others, wanted])
 
 
-def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """End the pin of a slice, or with None every pin of the contract; LookupError if there is no such pin."""
-    return _lifted(table, "pin", contract, slice, now)
-
-
-def _lifted(table: DecisionTable, kind: str, contract: str, slice: str | None, now: float) -> DecisionTable:
+def lift(
+    table: DecisionTable, kind: Literal["route", "pin"], contract: str, slice: str | None, now: float
+) -> DecisionTable:
+    """End a slice's route or pin, or with None every one of the contract; LookupError if there is none."""
     entries: tuple[Route | Pin, ...] = getattr(table, f"{kind}s")
     kept = [entry for entry in entries if entry.contract != contract or slice not in {None, entry.slice}]
     if len(kept) == len(entries):
@@ -283,11 +278,17 @@ def _lifted(table: DecisionTable, kind: str, contract: str, slice: str | None, n
     return changed(table, now, **{f"{kind}s": kept})
 
 
-def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
-    """Return the table without a contract that is no longer served."""
-    names = ("routes", "directives", "pins", "canaries", "promoted")
-    left = {name: [entry for entry in getattr(table, name) if entry.contract != contract] for name in names}
-    return changed(table, now, **left)
+def parted(
+    table: DecisionTable, aside: DecisionTable, contracts: Collection[str], now: float
+) -> tuple[DecisionTable, DecisionTable]:
+    """Return the table of the contracts that are served, and the routes and pins of others, which wait for them."""
+    found = {
+        name: [*getattr(table, name), *getattr(aside, name)]
+        for name in ("routes", "directives", "pins", "canaries", "promoted")
+    }
+    own = {name: [entry for entry in entries if entry.contract in contracts] for name, entries in found.items()}
+    others = {name: [entry for entry in found[name] if entry.contract not in contracts] for name in _KEPT_ASIDE}
+    return changed(table, now, **own), changed(DecisionTable(), now, **others)
 
 
 def without_slice(contract: Contract, slice: str) -> str:

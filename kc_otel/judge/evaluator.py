@@ -25,7 +25,7 @@ from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
-from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, PointStream, missing
+from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, missing
 from kc_otel.judge.points import (
     DRIFT_NAMES,
     DROPPED,
@@ -209,14 +209,6 @@ class Evaluator:
         if self._columns is not None:
             self._columns.settle()
 
-    def streams(self) -> Iterator[tuple[str, bytes, PointStream]]:
-        """Yield each stream: its contract's name, its digest, and the stream, which is not to be changed."""
-        for name, state in self.states.items():
-            for key, stream in state.streams.items():
-                yield name, key, stream
-            for key, stream in state.rows.streams() if state.rows is not None else ():
-                yield name, key, stream
-
     def series_of_rows(self, numbers: Sequence[int]) -> list[SeriesKey]:
         """The series that rows of streams have these numbers of."""
         return self._columns.series_of(numbers) if self._columns is not None else []
@@ -297,18 +289,16 @@ class Evaluator:
                 for name, state in self.states.items()
             }
 
-    def invalid_input(self, contract: str, now: float, window: float) -> dict[Pair, dict[str, int]]:
-        """Sequences that failed an input check within the last `window` seconds, by kernel pair and reason."""
-        return {**self.states[contract].failed(ALL, now, window)}
+    def invalid_input(self, contract: str, now: float) -> dict[Pair, dict[str, int]]:
+        """Sequences that failed an input check in the window, by kernel pair and reason."""
+        return {**self.states[contract].failed(ALL, now)}
 
     def failing(self, contract: str, now: float) -> dict[tuple[Pair, str], dict[str, int]]:
         """Sequences that failed an input check in the window, by reason, of each kernel pair and judged slice."""
-        state, window = self.states[contract], self.states[contract].contract.observability.window
+        state = self.states[contract]
         judged = {slice for clause in state.contract.clauses for slice in state.contract.slices_for(clause)} - {ALL}
         return {
-            (pair, slice): reasons
-            for slice in sorted(judged)
-            for pair, reasons in state.failed(slice, now, window).items()
+            (pair, slice): reasons for slice in sorted(judged) for pair, reasons in state.failed(slice, now).items()
         }
 
     def missing(self, contract: str, now: float) -> list[Missing]:

@@ -1,17 +1,15 @@
 """Evidence against each cell's limit: an e-detector per cell, fed with observations in the order of arrival.
 
 A clause is turned into "the mean of something that is never negative is at most m" (`MeanTest`); a cell for which that
-cannot be done is not here. A limit on either side of 0 is held against two quantities, each for one side, and counts as
-two cells (`other_side`).
+cannot be done is not here. A limit on either side of 0 is held against two quantities, and counts as two cells
+(`other_side`).
 
-M is what `kc_otel.stats.e_detector` says, with panes as wide as short windows', on the evaluator's clock. Reaching A K,
-A the panes in `false_alarms` and K the cells, means that the limit is not kept, and is on average not reached by chance
-within A panes by any of the K cells together. K is the largest number of cells that ever existed at once: their sum
-divided by K must not grow because a cell disappears.
+M is what `kc_otel.stats.e_detector` says, with panes as wide as short windows', on the evaluator's clock. A cell fails
+at M = A K, A the panes in `false_alarms` and K the largest number of cells that ever existed at once: their sum divided
+by K must not grow because a cell disappears.
 
 Recorders of one kernel version export one after the other, and what came last may be a healthy one's alone. Where a
-version has several recorders, what arrives about a cell that fails is taken in rounds of a heartbeat, so that its end
-rests on all of them.
+version has several, what arrives about a cell that fails is taken in rounds of a heartbeat.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, UNJUDGED
@@ -34,10 +31,8 @@ from kc_otel.stats import EDetector
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.interval import Floats, Numbers
 from kc_otel.stats.interval_rows import rows_of
-
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 
 _OTHER_SIDE: Final = "~opposite"
 """Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""

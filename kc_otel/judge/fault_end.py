@@ -20,13 +20,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.judge.statistics import MeanTest
 from kc_otel.stats import Binned, capped_mean_interval
 from kc_otel.stats.histogram import Histogram
-
-Floats = NDArray[np.float64]
+from kc_otel.stats.interval import Floats
 
 _CAPS_IN_LIMITS: Final = (10.0, 100.0, 1000.0)
 """Caps c, in limits; the first under which the mean of what was seen of a fault is above the limit is taken."""

@@ -304,17 +304,19 @@ class Recorders:
     def move(self, sender: str, done: Mapping[str, bool], now: float) -> None:
         """Note all that a recorder says of versions in one message: where it is done with each, it shuts down."""
         shuts_down = all(done.values()) and not self.versions_of(sender)  # a collector may have split the message
-        for version, gone in self.gone.items():
-            name = sender if sender in gone else _MORE_RECORDERS
-            if shuts_down and sender in gone:
+        if not shuts_down:
+            for gone in [self.gone.get(version, {}) for version, left in done.items() if left]:
+                name = sender if sender in gone else _MORE_RECORDERS
+                if name in gone:
+                    gone[name] = gone[name]._replace(moved=gone[name].moved or now)
+            return
+        for gone in self.gone.values():
+            if sender in gone:
                 gone[sender] = gone[sender]._replace(moved=0.0)
-            elif not shuts_down and done.get(version) and name in gone:
-                gone[name] = gone[name]._replace(moved=gone[name].moved or now)
-        if shuts_down:
-            self._forget_measured(sender)
-            for owing in self.owed.values():
-                if owing.pop(sender, None) is not None:
-                    owing[_SHUT_DOWN] = _ENDED
+        self._forget_measured(sender)
+        for owing in self.owed.values():
+            if owing.pop(sender, None) is not None:
+                owing[_SHUT_DOWN] = _ENDED
 
     def moved_since(self, version: str, since: float = -math.inf) -> bool:
         """Return True if a recorder of a version measures another one, since a Unix time in seconds or later."""

@@ -165,11 +165,6 @@ class PaneColumns:
             held = self._windows[grid] = panes, parts
         return SeriesContent.whole(held[1])
 
-    def panes(self, grid: int) -> list[int]:
-        """Panes in which anything is held, ascending."""
-        self.settle()
-        return sorted(self._panes[grid])
-
     def whole(self, grid: int, pane: int) -> SeriesContent | None:
         """Return the content of a pane; None if empty."""
         self.settle()
@@ -179,14 +174,6 @@ class PaneColumns:
     def binned(self, grid: int, row: int, now: float) -> Binned:
         """Observations of a row in the window that ends now, as the view that bounds are computed from."""
         return (self.window(grid, now).of(row) or Histogram.empty(0)).binned()
-
-    def last(self, grid: int, row: int, now: float, seconds: float) -> Histogram | None:
-        """Observations of a row in panes that began within the last `seconds`, at most the window; None for none."""
-        width, size = self._grids[grid].width, self._grids[grid].size
-        some = self._grids[grid].window(now)[-min(max(math.ceil(seconds / width), 1), size) :]
-        contents = [content for pane in some if (content := self.whole(grid, pane)) is not None]
-        parts = [part for content in contents if (part := content.of(row)) is not None]
-        return Histogram.union(parts) if parts else None
 
     def turn_back(self, now: float) -> None:
         """Move what lies ahead of a clock that went back to where it is now."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
@@ -101,21 +101,15 @@ def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], ke
         assert isinstance(state, ShardState)
         for (key, _, _, _), slot in state.slots.items():
             counted.append(Counted(name, key, slot.time, slot.now, Histogram.union(slot.parts)))
-        said: dict[str, Any] = {
-            "heard": [[*pair, times] for pair, times in state.heard_since().items()],
-            "events": {kind: state.events[kind] - state.sent.events.get(kind, 0) for kind in _OF_STREAMS},
-            "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.sent.unjudged.get(key, -1.0)],
-            "refused": [asdict(refused) for refused in state.refused.found.values() if refused.last > state.sent.until],
-            "recorders": [
-                [*key, *told]
-                for key, told in state.recorders.reports().items()
-                if state.sent.recorders.get(key) != told
-            ],
-            "kernels": [asdict(kernel) for kernel in _seen(evaluator, name, kernels_since)],
-        }
-        said["events"] = {kind: count for kind, count in said["events"].items() if count}
-        if said := {what: value for what, value in said.items() if value}:
-            notes[name] = said
+        sent, reports = state.sent, state.recorders.reports()
+        notes[name] = ShardNotes(
+            heard=[(*pair, times) for pair, times in state.heard_since().items()],
+            events={kind: state.events[kind] - sent.events.get(kind, 0) for kind in _OF_STREAMS},
+            unjudged=[(key, at) for key, at in state.unjudged.items() if at > sent.unjudged.get(key, -1.0)],
+            refused=[refused for refused in state.refused.found.values() if refused.last > sent.until],
+            recorders=[(*key, *told) for key, told in reports.items() if sent.recorders.get(key) != told],
+            kernels=[kernel for kernel in state.kernels.values() if kernel.last_seen > kernels_since],
+        )
     points = {kind: count - counters.get(kind, 0) for kind, count in evaluator.counters.items()}
     return ShardBatch(number, counted, notes, {kind: count for kind, count in points.items() if count})
 
@@ -157,10 +151,6 @@ def _marked_sent(state: ContractState) -> Callable[[], None]:
     return unsent
 
 
-def _seen(evaluator: Evaluator, contract: str, since: float) -> list[KernelInfo]:
-    return [kernel for kernel in evaluator.states[contract].kernels.values() if kernel.last_seen > since]
-
-
 def _times(heard: Heard) -> list[float]:
     times = [heard.last]
     for gap in reversed(heard.gaps):
@@ -180,22 +170,31 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardNotes:
+    """What else a shard has to say of a contract: reports of pairs, events by kind, series without room, and so on.
+
+    Of recorders it has version, sender, last report, and whether it is done with the version.
+    """
+
+    heard: list[tuple[str, str, list[float]]]
+    events: dict[str, int]
+    unjudged: list[tuple[SeriesKey, float]]
+    refused: list[RefusedSender]
+    recorders: list[tuple[str, str, LastReport, bool]]
+    kernels: list[KernelInfo]
+
+
+@dataclass(frozen=True, slots=True)
 class ShardBatch:
     """Everything a shard took since the previous batch; the judge takes each number of a shard once.
 
-    `points` are by outcome, `notes` by contract, as JSON has it: `heard` [train, inference, [times]], `events` by kind,
-    `unjudged` [metric, slice, train, inference, time], `recorders` [version, sender, report, done], and the
-    fields of `refused` points and `kernels`.
+    `points` are by outcome, `notes` by contract.
     """
 
     number: int
     counted: list[Counted] = field(default_factory=list)
-    notes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: Mapping[str, ShardNotes] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        """True if the batch has any content."""
-        return bool(self.counted or self.notes or self.points)
 
 
 def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> None:
@@ -210,7 +209,7 @@ def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> No
                 _count(evaluator, state, counted)
         for name, notes in batch.notes.items():
             if (state := evaluator.states.get(name)) is not None:
-                for train, inference, times in notes.get("heard", ()):
+                for train, inference, times in notes.heard:
                     heard.setdefault((name, (train, inference)), []).extend(times)
                 _note(state, notes)
     for (name, pair), times in heard.items():
@@ -227,18 +226,16 @@ def _count(evaluator: Evaluator, state: ContractState, counted: Counted) -> None
         evaluator.counters["unjudged"] += 1
 
 
-def _note(state: ContractState, notes: Mapping[str, Any]) -> None:
-    state.events.update(notes.get("events", {}))
-    for *key, at in notes.get("unjudged", ()):
-        state.leave_unjudged(SeriesKey(*key), at)
-    for fields in notes.get("refused", ()):
-        state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
-    for version, sender, (at, applied, *differs, measured, moved), done in notes.get("recorders", ()):
-        report = LastReport(at, applied, *map(tuple, differs), measured, moved)
+def _note(state: ContractState, notes: ShardNotes) -> None:
+    state.events.update(notes.events)
+    for key, at in notes.unjudged:
+        state.leave_unjudged(key, at)
+    for refused in notes.refused:
+        state.refused.merge(refused)
+    for version, sender, report, done in notes.recorders:
         if state.recorders.merge(version, sender, report, done=done):
-            state.begin(version, at)
-    for fields in notes.get("kernels", ()):
-        info = KernelInfo(**fields)
+            state.begin(version, report.at)
+    for info in notes.kernels:
         known = state.kernels.get((info.role, info.version))
         if known is None or known.last_seen < info.last_seen:  # a shard that begins tells all that it remembers
             know_kernel(state.kernels, info)

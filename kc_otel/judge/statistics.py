@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import ZERO_THRESHOLD, factors
@@ -24,7 +23,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.points import series_name
 from kc_otel.stats import Binned, Interval, reward_drift_interval
 from kc_otel.stats.e_detector import BETS
-from kc_otel.stats.interval import nothing
+from kc_otel.stats.interval import Floats, nothing
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
 from kc_otel.stats.means import METHOD, mean_intervals, support_deficits
 from kc_otel.stats.quantiles import (
@@ -153,9 +152,6 @@ def mean_range(clause: Clause) -> tuple[float, float, float]:
     if quantity is None:
         return 0.0, math.inf, clause.cap or _CAP_IN_LIMITS * max(clause.limit_for("all"), 1e-9)
     return quantity.low, quantity.high, clause.cap or quantity.cap
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,16 +101,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class OfLag:
+class OfLag(Part):
     """A clause's mean over the observations that weights within one range of lags sampled."""
 
     lag: str
     """Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`."""
     share: float
     """Of the observations; of a clause by prompt, of the tokens."""
-    estimate: float
-    lower: float
-    upper: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ INVALID_INPUT: Final = "INVALID INPUT"
 """First words of the reason of a cell that input is no sample for."""
 _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
-) - {"weights_lag"}
+) - {"weights_lag", "updates_rounded_away"}
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
 _MAX_QUOTED_CHARACTERS: Final = 200
 """Characters of an exception's message that are said."""

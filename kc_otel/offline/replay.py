@@ -352,7 +352,7 @@ class _Run:
         contract, before = self._contract, self._state.decisions
         self._start = now if math.isnan(self._start) else self._start
         evaluation = self._evaluator.evaluate(now)[contract.name]
-        invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
+        invalid = self._evaluator.invalid_input(contract.name, now)
         traffic = _OrdersObeyed(silent=self._evaluator.silent(contract.name, now))
         step = escalate(contract, self._state, evaluation, invalid, now, timing=GroupTiming(), traffic=traffic)
         self._state = step.state

@@ -124,15 +124,14 @@ def quarantine(
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)
     stay = given & keep[:, None]
     before, after = _share(drift, given, counts), _share(drift, stay, counts & keep[:, None])
+    there: Any = stay
     if lengths is not None:
-        masks = [row[:length] for row, length in zip(stay, lengths, strict=True)]
-        return Quarantine(keep, masks, tuple(reasons), before, after)
-    if not is_tensor(train):
-        return Quarantine(keep, stay, tuple(reasons), before, after)
-    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+        there = [row[:length] for row, length in zip(stay, lengths, strict=True)]
+    elif is_tensor(train):
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
-    there = [torch.from_numpy(which).to(train.device) for which in (keep, stay)]
-    return Quarantine(there[0], there[1], tuple(reasons), before, after)
+        keep, there = (torch.from_numpy(which).to(train.device) for which in (keep, stay))
+    return Quarantine(keep, there, tuple(reasons), before, after)
 
 
 def judgeable(clause: Clause) -> bool:
@@ -225,24 +224,49 @@ class Directives(Protocol):
         """Return the reason to stop training; None if there is none."""
 
 
-class GuidedLoop:
-    """A training loop that does what the contract's policy asks for; `Recorder.follow` makes it, with its arguments.
+class Resync:
+    """Sends weights where a verdict asks for it: at once, and after `pause` steps at the earliest while it lasts.
 
-    The weights are sent again after `pause` steps at the earliest: the verdict is about a window, and fires for a while
-    after they have arrived.
+    The verdict is about a window, and fires for a while after the weights have arrived. ValueError for no pause.
     """
+
+    def __init__(self, send: Callable[..., object] | None, pause: int) -> None:
+        if pause < 1:
+            raise ValueError(f"pause: {pause!r} is not 1 or more")
+        self._send = send
+        self._pause = pause
+        self._waiting = 0
+        self._deaf = False
+
+    def step(self, reason: str | None, *args: Any) -> bool:
+        """Return True if weights were sent in this step. A failure is logged, and sending tried again after a pause."""
+        self._waiting = 0 if reason is None else self._waiting - 1
+        if reason is None or self._waiting >= 0:
+            return False
+        if self._send is None:
+            if not self._deaf:
+                _log.warning("weights should be sent again, and follow was given no send_weights: %s", reason)
+            self._deaf = True
+            return False
+        self._waiting = self._pause - 1
+        try:
+            self._send(*args)
+        except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
+            _log.exception("weights were to be sent again and were not: %s", reason)
+            return False
+        _log.warning("weights sent again: %s", reason)
+        return True
+
+
+class GuidedLoop:
+    """A training loop that does what the contract's policy asks for; `Recorder.follow` makes it, with its arguments."""
 
     def __init__(
         self, recorder: Recorder, directives: Directives, send_weights: Callable[[], object] | None, pause: int
     ) -> None:
-        if pause < 1:
-            raise ValueError(f"pause: {pause!r} is not 1 or more")
         self._recorder = recorder
         self._directives = directives
-        self._send_weights = send_weights
-        self._pause = pause
-        self._waiting = 0
-        self._deaf = False
+        self._resync = Resync(send_weights, pause)
         self.reason: str | None = None
         """Reason to end the loop; None while there is none."""
         self.sent = 0
@@ -254,7 +278,7 @@ class GuidedLoop:
         Never raises: a `send_weights` that fails is logged, and tried again after `pause` steps.
         """
         of = self._recorder.contract.name, self._recorder.inference_version
-        self._sync(self._directives.resync(*of))
+        self.sent += self._resync.step(self._directives.resync(*of))
         if self.reason is None and (reason := self._directives.halted(*of)) is not None:
             self.reason = reason
             _log.error("training stops: %s", reason)
@@ -296,24 +320,3 @@ class GuidedLoop:
             return mask
         self._recorder.quarantined(found)
         return found.mask
-
-    def _sync(self, reason: str | None) -> None:
-        if reason is None:
-            self._waiting = 0
-            return
-        if self._send_weights is None:
-            if not self._deaf:
-                _log.warning("weights should be sent again, and follow was given no send_weights: %s", reason)
-            self._deaf = True
-            return
-        self._waiting -= 1
-        if self._waiting >= 0:
-            return
-        self._waiting = self._pause - 1
-        try:
-            self._send_weights()
-        except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
-            _log.exception("weights were to be sent again and were not: %s", reason)
-            return
-        self.sent += 1
-        _log.warning("weights sent again: %s", reason)

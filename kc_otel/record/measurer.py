@@ -1,6 +1,7 @@
 """The measuring side of a recorder: batches in, streams and spans out.
 
-`handle` and `expire` run on the measuring thread, `collect` and `exported` on the export thread; one lock is between.
+Callers put batches into a bounded queue; a thread measures them, and the export thread collects. One lock is between
+the two. Nothing here waits on a caller's thread but `flush` and `close`, for as long as they are told to.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from kc_otel.record.telemetry.prompt_means import Rollouts
 from kc_otel.record.telemetry.recorder_points import (
     Counters,
     PairStreams,
+    RecorderStats,
     TokenExemplar,
     drift_metrics,
     gauge,
@@ -48,8 +50,19 @@ from kc_otel.record.telemetry.recorder_points import (
     train_step,
 )
 from kc_otel.record.work import QueuedBatch, Rows, Weights, Work, laid_out, measuring, per_sequence
+from kc_otel.record.worker import BoundedWorker
 
 _MAX_RETIRED: Final = 8
+_WORK_BYTES: Final = 1024
+"""Bytes that a queued batch counts besides its arrays, so that empty batches cannot pile up either."""
+_EXPIRY_SECONDS: Final = 1.0
+_REASONS: Final = {
+    "failed": ("measure-failed", ""),
+    "closed": ("shutdown", "the recorder is shut down"),
+    "queue-full": ("queue-full", "measuring is slower than recording: lower sampling or raise queue_bytes"),
+    "too-large": ("too-large", "raise queue_bytes"),
+}
+"""Reasons of the worker -> the recorder's, and what to do about it."""
 _AHEAD_OF_TRAINER: Final = (
     "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
 )
@@ -59,7 +72,12 @@ _MAX_LINKS: Final = 128  # the SDK's default limit of links per span
 
 
 class Measurer:
-    """Measures batches into the streams of their kernel pair; counts are cumulative from `start`, unix nanoseconds."""
+    """Measures batches into the streams of their kernel pair; counts are cumulative from `start`, unix nanoseconds.
+
+    Where streams end and should be exported soon it calls `request_export`.
+    """
+
+    request_export: Callable[[], object] = int
 
     def __init__(
         self,
@@ -71,12 +89,13 @@ class Measurer:
         tracer: trace.Tracer,
         pairing: PairingBuffer,
         start: int,
+        queue_bytes: int,
         serves: bool = True,
     ) -> None:
         self._contract = contract
         self._serves = serves
         self.table: Final = SliceTable.of(contract)
-        self._counters = counters
+        self.counters: Final = counters
         self._sampler = sampler
         self._tracer = tracer
         self.pairing: Final = pairing
@@ -104,20 +123,69 @@ class Measurer:
         self._streams: dict[KernelPair, PairStreams] = {}
         self._left, self._left_sent = set[KernelPair](), frozenset[KernelPair]()  # not said yet that they are left
         self._sent: list[tuple[PairStreams, int]] = []
+        self._worker: BoundedWorker[Work] = BoundedWorker(
+            self._handle_all, self._dropped, name="kc-otel-measure", max_bytes=queue_bytes, wake=self._until_expiry
+        )
 
-    @property
-    def waiting(self) -> bool:
-        """True if sides wait for each other, or prompts for more rollouts."""
+    def submit(self, work: QueuedBatch) -> None:
+        """Queue a copy of a batch that holds the caller's own arrays, or count why not. Never raises."""
+        try:
+            size = _WORK_BYTES + work.nbytes
+        except Exception as error:  # noqa: BLE001 - whatever it was that the caller gave
+            self.counters.dropped("capture-failed", error)
+            return
+        self._worker.put(work.taken, size)
+
+    def rollout(self, pair: KernelPair) -> None:
+        """Make `pair` the current one, after what is queued; the streams of other pairs are exported once more."""
+        if self._worker.open:
+            self._worker.put(lambda: pair, 0)
+
+    def flush(self, timeout: float) -> bool:
+        """Measure the queue; return True if that was done within `timeout` seconds."""
+        return self._worker.flush(timeout)
+
+    def close(self, timeout: float) -> bool:
+        """Measure the queue and take no more; prompts that wait for more rollouts count with those that came."""
+        drained = self._worker.close(timeout)
+        self._closed = True
+        self._expire_prompts(math.inf)
+        return drained
+
+    def stats(self) -> RecorderStats:
+        """Return the counts so far."""
+        batches, size = self._worker.depth()
+        return replace(
+            self.counters.values(),
+            queued_batches=batches,
+            queued_bytes=size,
+            unpaired=len(self.pairing),
+            unpaired_tokens=self.pairing.tokens,
+            slices_as_other=self.table.over,
+        )
+
+    def _handle_all(self, waiting: Sequence[Work]) -> None:
+        now = time.monotonic()
+        self.counters.dropped("pair-expired", "the other side never came", self.pairing.expire(now))
+        self._expire_prompts(now)
+        for work in waiting:
+            self.handle(work, time.monotonic())
+
+    def _until_expiry(self) -> float | None:
+        """Sides and prompts that wait for others have to be given up in time, whether anything else comes or not."""
         with self._lock:
-            return bool(len(self.pairing) or any(stream.accumulator.waiting for stream in self._streams.values()))
+            waiting = len(self.pairing) or any(stream.accumulator.waiting for stream in self._streams.values())
+        return _EXPIRY_SECONDS if waiting else None
 
-    def handle(self, work: Work, now: float) -> bool:
-        """Measure one batch; `now` is monotonic seconds. True when streams ended and should be exported soon.
+    def _dropped(self, reason: str, why: object, count: int) -> None:
+        known, remedy = _REASONS.get(reason, (reason, ""))
+        self.counters.dropped(known, f"{why}; {remedy}" if remedy else why, count)
 
-        ValueError if the arrays cannot be compared.
-        """
+    def handle(self, work: Work, now: float) -> None:
+        """Measure one batch; `now` is monotonic seconds. ValueError if the arrays cannot be compared."""
         if isinstance(work, KernelPair):
-            return self._change_pair(work)
+            self._change_pair(work)
+            return
         with measuring(work.ready):
             match work.kind:
                 case "sampled" | "logits":
@@ -126,23 +194,12 @@ class Measurer:
                     self._observe(work)
                 case "side":
                     self._pair_up(work, now)
-        return False
-
-    def expire(self, now: float) -> None:
-        """Give up on sides that waited too long, and on rollouts that prompts waited for."""
-        self._counters.dropped("pair-expired", "the other side never came", self.pairing.expire(now))
-        self._expire_prompts(now)
-
-    def close(self) -> None:
-        """Finish: prompts that wait for more rollouts count with those that came."""
-        self._closed = True
-        self._expire_prompts(math.inf)
 
     def _expire_prompts(self, now: float) -> None:
         with self._lock:
             for stream in self._streams.values():
                 stream.accumulator.expire(now)
-                self._counters.prompts(stream.accumulator.take_outcomes())
+                self.counters.prompts(stream.accumulator.take_outcomes())
 
     def collect(self, now: int) -> list[Metric]:
         """Every stream, and what the recorder says of itself."""
@@ -157,11 +214,11 @@ class Measurer:
         in_use = None if self._closed and self._serves else current
         metrics.append(kernel_info(self._contract.name, pairs, in_use, self._start, now))
         metrics.extend([steps] if steps.data.data_points else [])
-        metrics.extend(self._counters.metrics(self._start, now))
+        metrics.extend(self.counters.metrics(self._start, now))
         try:
             share = self._sampler.share()
         except Exception as error:  # noqa: BLE001 - the user's function; the rest is exported all the same
-            self._counters.dropped("sampling-failed", error)
+            self.counters.dropped("sampling-failed", error)
         else:
             shares = [({"kc.contract": self._contract.name}, share)]
             metrics.append(gauge("kc.recorder.sampling", shares, self._start, now))
@@ -170,23 +227,25 @@ class Measurer:
     def exported(self, error: object | None) -> None:
         """After an export: streams of retired kernel pairs that were delivered completely end here."""
         if error is not None:
-            self._counters.export_failed(error)
+            self.counters.export_failed(error)
             return
-        self._counters.exported()
+        self.counters.exported()
         with self._lock:
             self._left -= self._left_sent
             for streams, batches in self._sent:
                 if streams.retired and streams.batches == batches and self._streams.get(streams.pair) is streams:
                     del self._streams[streams.pair]
 
-    def _change_pair(self, pair: KernelPair) -> bool:
+    def _change_pair(self, pair: KernelPair) -> None:
         with self._lock:
             self._left.add(self._current)
             self._current = pair
             self._looks_left = _STORAGE_LOOKS
             for stream in self._streams.values():
                 stream.retired = stream.pair != pair
-            return any(stream.retired for stream in self._streams.values())
+            ended = any(stream.retired for stream in self._streams.values())
+        if ended:
+            self.request_export()
 
     def _measure(self, work: QueuedBatch) -> None:
         logits, rewards = work.kind == "logits", work.arrays.get("rewards")
@@ -232,19 +291,19 @@ class Measurer:
                 parts=of_tokens,
             )
             streams.batches += 1
-            self._counters.prompts(streams.accumulator.take_outcomes())
+            self.counters.prompts(streams.accumulator.take_outcomes())
             self._add_step(streams, train if batch.tokens else None, versions)
         self._count_failed(work.pair, batch, arrays, membership if fits or LENGTH not in self.table.asked else None)
         if batch.tokens:
-            self._counters.count(batches=1, sequences=batch.sequences, tokens=batch.tokens)
+            self.counters.count(batches=1, sequences=batch.sequences, tokens=batch.tokens)
             if (unchecked := batch.why.get("valid")) is not None:
-                self._counters.noted("unchecked", unchecked)
+                self.counters.noted("unchecked", unchecked)
             if not logits:
                 self._look_at_storage(rows.arrays)
             try:
                 self._explain(work, batch, rows, versions)
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
-                self._counters.untraced(error)
+                self.counters.untraced(error)
 
     def _sampled_prompts(self, work: QueuedBatch, rows: Rows, prompts: Sequence[Hashable] | None) -> Rows:
         """The rows whose prompts are in the sample of their step, where prompts are sampled and not batches."""
@@ -252,7 +311,7 @@ class Measurer:
             return rows
         step = work.settings["weights"][0]
         taken = [place for place, row in enumerate(rows.kept) if self._sampler.takes((step, prompts[row]))]
-        self._counters.count(unsampled=int(not taken))
+        self.counters.count(unsampled=int(not taken))
         arrays = {name: data if data is None else data[taken] for name, data in rows.arrays.items()}
         return replace(rows, arrays=arrays, kept=[rows.kept[place] for place in taken])
 
@@ -271,7 +330,7 @@ class Measurer:
         for reason, failed in batch.failed.items():
             why = _shapes(arrays) if reason == "shape_mismatch" else _found(reason, batch.why)
             on = None if membership is None else self.table.counted(membership[failed])
-            self._counters.invalid(reason, failed.size, pair, why, on)
+            self.counters.invalid(reason, failed.size, pair, why, on)
 
     def _add_step(self, streams: PairStreams, train: Weights, versions: BatchVersions | None) -> None:
         if not isinstance(train, int):
@@ -283,7 +342,7 @@ class Measurer:
             lags = (train - versions.steps).astype(np.float64)
             streams.accumulator.add_values({"weights_lag": lags}, versions.members)
         else:
-            self._counters.noted("weights", f"tokens of step {versions.steps.max()} beside {_AHEAD_OF_TRAINER}")
+            self.counters.noted("weights", f"tokens of step {versions.steps.max()} beside {_AHEAD_OF_TRAINER}")
 
     def _look_at_storage(self, arrays: Mapping[str, Any]) -> None:
         """Say so where one side was rounded to half precision: the first rows of a pair's first batches tell."""
@@ -296,7 +355,7 @@ class Measurer:
         if filled.size:
             block = batch.block(filled)
             if coarse := coarse_side(block.train, block.inference):
-                self._counters.noted("rounded", coarse)
+                self.counters.noted("rounded", coarse)
 
     def _observe(self, work: QueuedBatch) -> None:
         found = observed(work)
@@ -310,11 +369,11 @@ class Measurer:
                     left_out.append(name)
             streams.batches += 1
         said = f"no clause names {', '.join(left_out[:8])}, and max_series leaves no more room"
-        self._counters.dropped("too-many-operators", said, len(left_out))
+        self.counters.dropped("too-many-operators", said, len(left_out))
         for reason, rows, given, why in found.invalid:
             self._count_invalid(reason, work, rows, given, why)
         if len(left_out) < len(found.observations):
-            self._counters.count(batches=1)
+            self.counters.count(batches=1)
 
     def _explain(self, work: QueuedBatch, batch: Batch, rows: Rows, versions: BatchVersions | None) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
@@ -365,10 +424,10 @@ class Measurer:
         keyed_apart = work.settings["key"] is None or isinstance(work.settings["key"], list)
         for key, side in sides_of(work, rows):
             if keyed_apart and not self._sampler.takes(key):
-                self._counters.count(unsampled=1)
+                self.counters.count(unsampled=1)
                 continue
             pair, evicted = self.pairing.add(work.settings["role"], key, side, now)
-            self._counters.dropped("pair-evicted", "too many tokens wait for their other side", evicted)
+            self.counters.dropped("pair-evicted", "too many tokens wait for their other side", evicted)
             if pair is not None and pair.comparable:
                 groups[versions_of(pair)].append(pair)
             elif pair is not None:
@@ -388,7 +447,7 @@ class Measurer:
         if LENGTH not in self.table.asked:
             with suppress(ValueError):  # attributes of another number of sequences
                 on = self.table.counted(self.table.of_batch(work.attributes, rows, given))
-        self._counters.invalid(reason, len(rows), work.pair, why, on)
+        self.counters.invalid(reason, len(rows), work.pair, why, on)
 
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
@@ -404,7 +463,7 @@ class Measurer:
             for stream in retired[: max(len(retired) - _MAX_RETIRED, 0)]:
                 del self._streams[stream.pair]
                 why = "a retired kernel pair could not be exported in time"
-                self._counters.dropped("never-exported", why, stream.batches)
+                self.counters.dropped("never-exported", why, stream.batches)
         return streams
 
 

@@ -3,8 +3,8 @@
 It never raises into the program and never waits for it: a call copies its arrays into a bounded queue and returns;
 a thread of its own measures them, another exports. Whatever is left out is counted, exported and logged once.
 
-A stream has one writer, so each process has an engine of its own. A forked child's streams start when it first records,
-under a `service.instance.id` of its own; a child that records nothing starts no thread and exports nothing.
+A stream has one writer, so each process has a measurer of its own. A forked child's streams start when it first
+records, under a `service.instance.id` of its own; a child that records nothing starts no thread and exports nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
 from kc_otel.contract.slices import LENGTH, Scalar
-from kc_otel.record.engine import VERSION, DriftLog, Engine, ExportLoop, scope_of
+from kc_otel.record.export_loop import VERSION, DriftLog, ExportLoop, scope_of
 from kc_otel.record.guided_loop import Directives, GuidedLoop, Quarantine
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import is_tensor
@@ -87,7 +87,8 @@ class Recorder(PerProcess):
         OSError: If the contract cannot be read.
     """
 
-    _engine: Engine | None
+    _measurer: Measurer | None
+    _loop: ExportLoop | None
     _lock: threading.Lock
 
     def __init__(
@@ -221,9 +222,9 @@ class Recorder(PerProcess):
         by_prompt = (
             not presampled and key is None and group_size is not None and (groups is not None or prompt_ids is not None)
         )
-        engine = self._admitted(key, presampled or by_prompt)
+        measurer = self._admitted(key, presampled or by_prompt)
         said = {"processing": processing, "weights": versions[:2], "group_size": group_size, "density": density}
-        self._submit("sampled", engine, arrays, attributes, links, groups=_own(groups), by_prompt=by_prompt, **said)
+        self._submit("sampled", measurer, arrays, attributes, links, groups=_own(groups), by_prompt=by_prompt, **said)
 
     def compare_logits(
         self,
@@ -395,9 +396,9 @@ class Recorder(PerProcess):
         **said: Any,
     ) -> None:
         # Sequences with keys of their own are sampled one by one where they are measured.
-        engine = self._admitted(key, presampled=key is None or isinstance(key, list))
+        measurer = self._admitted(key, presampled=key is None or isinstance(key, list))
         own = list(key) if isinstance(key, list) else key
-        self._submit("side", engine, arrays, attributes, links, role=role, key=own, groups=_own(group), **said)
+        self._submit("side", measurer, arrays, attributes, links, role=role, key=own, groups=_own(group), **said)
 
     def _versions(self, train: Any, inference: Any, *, per_token: bool = True) -> tuple[Weights, Weights, Any] | None:
         """Weight versions of the two kernels, and those of each token; None, and counted, where they are none."""
@@ -418,8 +419,8 @@ class Recorder(PerProcess):
 
     def drop(self, reason: str, why: object) -> None:
         """For instrumentation: count a comparison that could not be recorded; `why` is logged the first time."""
-        if engine := self._running():
-            engine.counters.dropped(reason, why)
+        if measurer := self._running():
+            measurer.counters.dropped(reason, why)
 
     def refuse(
         self,
@@ -435,23 +436,23 @@ class Recorder(PerProcess):
         `attributes` of all of them decide the slices; without these every slice may lack them. `inference` is the
         kernel that sampled them, the current one if None.
         """
-        if engine := self._running():
+        if measurer := self._running():
             table, on = self._slices, None
             if attributes is not None and (LENGTH in attributes or LENGTH not in table.asked):
                 on = table.counted(table.of_batch(attributes, range(sequences), sequences))
             pair = KernelPair(self._pair.train, inference or self._pair.inference)
-            engine.counters.invalid(reason, sequences, pair, why, on)
+            measurer.counters.invalid(reason, sequences, pair, why, on)
 
     def quarantined(self, found: Quarantine) -> None:
         """Count the sequences that `quarantine` kept and removed, with their drift. Never raises.
 
         Drift metrics cover everything that was sampled, so give the whole batch to `compare`.
         """
-        if engine := self._running():
+        if measurer := self._running():
             before, after = found.before, found.after
-            engine.counters.rollouts("kept", after.sequences, after.tokens, after.tv_sum)
+            measurer.counters.rollouts("kept", after.sequences, after.tokens, after.tv_sum)
             sequences, tokens = before.sequences - after.sequences, before.tokens - after.tokens
-            engine.counters.rollouts("quarantined", sequences, tokens, max(before.tv_sum - after.tv_sum, 0.0))
+            measurer.counters.rollouts("quarantined", sequences, tokens, max(before.tv_sum - after.tv_sum, 0.0))
 
     @property
     def inference_version(self) -> str:
@@ -462,8 +463,8 @@ class Recorder(PerProcess):
         """Switch to another kernel version: later batches are recorded for the new pair."""
         with self._lock:
             self._pair = self._met(KernelPair(train or self._pair.train, inference or self._pair.inference))
-            if self._engine is not None:
-                self._engine.rollout(self._pair)
+            if self._measurer is not None:
+                self._measurer.rollout(self._pair)
 
     def follow(
         self, directives: Directives, *, send_weights: Callable[[], object] | None = None, pause: int = 20
@@ -491,19 +492,21 @@ class Recorder(PerProcess):
         They are as recent as the last export; this call requests the next one without waiting for it. Empty without a
         `log`, and before the first verdict. Never raises.
         """
-        engine = self._running()
-        if engine is None or self.log is None:
+        measurer = self._running()
+        if measurer is None or self.log is None:
             return {}
-        engine.request_export()
+        measurer.request_export()
         try:
             return dict(self.log.scalars())
         except Exception as error:  # noqa: BLE001 - whatever a log of somebody else does
-            engine.counters.dropped("log-failed", error)
+            measurer.counters.dropped("log-failed", error)
             return {}
 
     def force_flush(self, timeout: float = 10.0) -> bool:
         """Measure and export everything recorded; return True if that was done within `timeout` seconds."""
-        return self._engine is None or self._engine.force_flush(timeout)
+        deadline = time.monotonic() + timeout
+        drained = self._measurer is None or self._measurer.flush(timeout)
+        return (self._loop is None or self._loop.force_flush(deadline - time.monotonic())) and drained
 
     def shutdown(self, timeout: float = 10.0) -> bool:
         """Measure and export everything recorded, then stop; return True if that was done within `timeout` seconds.
@@ -513,11 +516,15 @@ class Recorder(PerProcess):
         atexit.unregister(self.shutdown)
         with self._lock:
             first, self._stopped = not self._stopped, True
-        return not first or self._engine is None or self._engine.shutdown(timeout)
+        if not first or self._measurer is None:
+            return True
+        deadline = time.monotonic() + timeout
+        drained = self._measurer.close(timeout)
+        return (self._loop is None or self._loop.shutdown(deadline - time.monotonic())) and drained
 
     def stats(self) -> RecorderStats:
         """Return the counts of sequences measured in this process, and of those that were not, by reason."""
-        return RecorderStats() if self._engine is None else self._engine.stats()
+        return RecorderStats() if self._measurer is None else self._measurer.stats()
 
     def __enter__(self) -> Self:
         return self
@@ -528,58 +535,62 @@ class Recorder(PerProcess):
     def _submit(
         self,
         kind: Kind,
-        engine: Engine | None,
+        measurer: Measurer | None,
         arrays: Mapping[str, Tree],
         attributes: Attributes,
         links: Sequence[trace.SpanContext] = (),
         **settings: Any,
     ) -> None:
-        """Queue a batch where there is an engine to take it."""
-        if engine is not None:
+        """Queue a batch where there is a measurer to take it."""
+        if measurer is not None:
             origin = attributes, context.get_current(), links, time.time_ns()
-            engine.submit(QueuedBatch(kind, self._pair, arrays, settings, *origin))
+            measurer.submit(QueuedBatch(kind, self._pair, arrays, settings, *origin))
 
-    def _admitted(self, key: Any, presampled: bool) -> Engine | None:
-        """The engine, if there is one and what has this key is in its sample."""
-        engine = self._running()
-        if engine is None or presampled:
-            return engine
+    def _admitted(self, key: Any, presampled: bool) -> Measurer | None:
+        """The measurer, if there is one and what has this key is in its sample."""
+        measurer = self._running()
+        if measurer is None or presampled:
+            return measurer
         try:
             if self._sampler.takes(key):
-                return engine
+                return measurer
         except Exception as error:  # noqa: BLE001 - the share may come from a user's function
-            engine.counters.dropped("sampling-failed", error)
+            measurer.counters.dropped("sampling-failed", error)
         else:
-            engine.counters.count(unsampled=1)
+            measurer.counters.count(unsampled=1)
         return None
 
-    def _running(self) -> Engine | None:
-        """Return this process's engine, started if necessary; None if recording is off. Never raises."""
-        if self._engine is None and not self._stopped:
+    def _running(self) -> Measurer | None:
+        """Return this process's measurer, started if necessary; None if recording is off. Never raises."""
+        if self._measurer is None and not self._stopped:
             with self._lock:
-                if self._engine is None and not self._stopped:
+                if self._measurer is None and not self._stopped:
                     try:
-                        self._engine = self._start()
+                        self._start()
                     except Exception:  # noqa: BLE001 - the program must run, watched or not
                         _log.exception("contract %s: recording could not be started and is off", self.contract.name)
                         self._stopped = True
-        return self._engine
+        return self._measurer
 
-    def _start(self) -> Engine:
-        counters, (tokens, seconds) = Counters(self.contract.name), self._pairing
+    def _start(self) -> None:
+        tokens, seconds = self._pairing
         measurer = Measurer(
             self.contract,
             self._pair,
-            counters=counters,
+            counters=Counters(self.contract.name),
             sampler=self._sampler,
             tracer=trace.get_tracer("kc_otel", VERSION, self._tracer_provider),
             pairing=PairingBuffer(max_tokens=tokens, max_age=seconds),
             start=time.time_ns(),
+            queue_bytes=self._queue_bytes,
             serves=self._serves,
         )
-        return Engine(measurer, counters, self._queue_bytes, self._export_loop(measurer, counters))
+        self._loop = self._export_loop(measurer)
+        if self._loop is not None:
+            measurer.request_export = self._loop.request
+        self._measurer = measurer
 
-    def _export_loop(self, measurer: Measurer, counters: Counters) -> ExportLoop | None:
+    def _export_loop(self, measurer: Measurer) -> ExportLoop | None:
         # In front of the others, which are foreign and may fail.
         watching = () if self.log is None else tuple(self.log.attach(self.contract))
         given = None if self._metric_exporter is None else (self._metric_exporter,)
@@ -591,7 +602,7 @@ class Recorder(PerProcess):
         self._instance = str(resource.attributes[SERVICE_INSTANCE_ID])
         return ExportLoop(
             measurer,
-            exporters=lambda: (*watching, *(given or environment.metric_exporters(counters.export_rejected))),
+            exporters=lambda: (*watching, *(given or environment.metric_exporters(measurer.counters.export_rejected))),
             resource=resource,
             interval=self._interval,
             timeout=environment.export_timeout(),
@@ -608,7 +619,7 @@ class Recorder(PerProcess):
         return pair
 
     def _begin(self) -> None:
-        self._engine = None
+        self._measurer = self._loop = None
         self._lock = threading.Lock()
 
 

@@ -34,12 +34,20 @@ from kc_otel.judge.escalation.escalate import (
     EscalationState,
     GroupTiming,
     IncidentMessage,
+    MessageReason,
     ended_silence,
     escalate,
 )
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident, actions_taken, lifting_commands
+from kc_otel.judge.incidents.incident import (
+    OF_RECORDERS,
+    Diagnosis,
+    Incident,
+    IncidentState,
+    actions_taken,
+    lifting_commands,
+)
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.plain_json import not_later
@@ -305,8 +313,7 @@ class Core:
         self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork
     ) -> tuple[EscalationState, list[Announcement]]:
         """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
-        contract = self.contracts[name]
-        invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
+        contract, invalid = self.contracts[name], self.evaluator.invalid_input(name, now)
         moved: list[Announcement] = []
 
         def promote(
@@ -492,7 +499,11 @@ class Core:
                 done=[action.text for action in done if action.kind not in _NOT_TOLD_ACTIONS],
                 kernels=self._kernels(contract.name),
             )
-            self.outbox.enqueue(message.endpoint, contract.name, encode(body), now)
+            over = incident is None or incident.recovered or incident.state is IncidentState.RESOLVED
+            ends = body["status"] == "resolved" and over and message.reason is not MessageReason.UNFOLLOWED
+            self.outbox.enqueue(
+                message.endpoint, contract.name, encode(body), now, ends=body["groupKey"] if ends else ""
+            )
 
     def _kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernels that have reported; none of a contract that is served no more."""

@@ -53,10 +53,6 @@ WRITING: Final = "writing the state"
 """Stage in which the evaluator fails while its disk is full: incoming data are rejected, and nothing is decided."""
 
 
-class InboxFullError(StateError):
-    """More data arrive than the disk can write."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     id: int
@@ -108,7 +104,7 @@ class Inbox:
         After a StateError nothing of the request is in the inbox. It is applied even if the caller no longer waits.
         """
         if self._waiting_bytes + len(body) > _MAX_WAITING_BYTES:
-            raise InboxFullError("the disk cannot keep up with what arrives")
+            raise StateError("the disk cannot keep up with what arrives")
         self._last += 1
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(self._last, at, body, apply, done))

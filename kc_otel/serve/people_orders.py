@@ -94,8 +94,7 @@ def _stopped(core: Core, incident: Incident) -> bool:
     measured = {
         verdict.cell.slice for verdict in verdicts if verdict.cell[-2:] == pair and verdict.status not in silent
     }
-    window = core.contracts[incident.contract].observability.window
-    failing = core.evaluator.invalid_input(incident.contract, core.evaluated_at or core.started_at, window)
+    failing = core.evaluator.invalid_input(incident.contract, core.evaluated_at or core.started_at)
     if incident.on == "invalid-input" and not failing.keys().isdisjoint({pair, NO_PAIR}):
         return False
     broken = {cell.slice for cell in incident.broken}
@@ -145,7 +144,7 @@ def pin(
 def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
     """End the pin of a slice, or every pin of a contract for None; return their number."""
     before = core.decisions
-    after = decisions.unpin(before, contract, slice, now)
+    after = decisions.lift(before, "pin", contract, slice, now)
     where = "every slice" if slice is None else place(slice)
     said = _word(by, f"ended the pin of {where}", why, slice=slice)
     core.amend(contract, {"unpinned": said}, now, decisions=after)
@@ -155,7 +154,7 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
 def resume(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
     """Lift the route of a slice, or every route of a contract for None; return their number."""
     before = core.decisions
-    after = decisions.resume(before, contract, slice, now)
+    after = decisions.lift(before, "route", contract, slice, now)
     where = "every slice" if slice is None else f"slice {slice}"
     core.amend(contract, {"resumed": _word(by, f"resumed {where}", why, slice=slice)}, now, decisions=after)
     return len(before.routes) - len(after.routes)

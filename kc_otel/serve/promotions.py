@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Incident, IncidentState
@@ -97,12 +98,12 @@ class Promotions:
         return sorted(mine, key=lambda promotion: (promotion.contract, -promotion.started, promotion.version))
 
     def of(self, contract: str, version: str) -> Promotion:
-        """Return a promotion; a LookupError where there is none."""
+        """Return a promotion; a LookupError where there is none, or where no kernel has reported by that name."""
         self._contract(contract)
-        found = self._known.get((contract, version))
-        if found is None:
+        if (contract, version) not in self._known:
+            self._seen(contract, version)
             raise LookupError(f"kernel {version} is not in promotion under {contract}; start its promotion first")
-        return found
+        return self._known[contract, version]
 
     def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:
         """Records of a version's steps, oldest first."""
@@ -175,7 +176,8 @@ class Promotions:
 
         `stage` is approved or forced; `evidence` is the record that `kc-otel gate run ... --evidence` wrote. With
         `start`, a version that is not known is started in the same transaction. Raises OrderError where the order
-        cannot be carried out; nothing is started then either.
+        cannot be carried out, and LookupError for a name that no inference kernel has reported, unless its evidence is
+        handed over; nothing is started then either.
         """
         found = self._contract(contract)
         if contract in self._dry_run:
@@ -183,6 +185,8 @@ class Promotions:
                 f"{contract} runs dry, so no order about {version} would be carried out; restart the evaluator without "
                 f"`--dry-run-contract {contract}`, or pin slices"
             )
+        if order != "evidence" and (contract, version) not in self._known:
+            self._seen(contract, version)
         if order == "start":
             return self._put(found, [self._begun(contract, version, by, now)], now, None)
         begun: list[Moved] = []
@@ -200,6 +204,16 @@ class Promotions:
         if order == "rollback":
             begun = []  # it was not on its way: no start is written
         return self._put(found, [*begun, moved], now, evidence)
+
+    def _seen(self, contract: str, version: str) -> None:
+        """Raise a LookupError if inference kernels have reported, and none by this name."""
+        seen = [kernel.version for kernel in self._evaluator.kernels(contract) if kernel.role == "inference"]
+        if seen and version not in seen:
+            hint = did_you_mean(version, seen, "seen are")
+            raise LookupError(
+                f"{version}: no inference kernel of {contract} has reported by that name, and a version that has not "
+                f"served yet begins with --evidence; {hint}"
+            )
 
     def _begun(self, contract: str, version: str, by: str, now: float, *, alone: bool = True) -> Moved:
         for other in self.all(contract) if alone else ():
@@ -258,6 +272,14 @@ class Promotions:
             "evidence": kept, "missing": list(move.decision.missing),
         }  # fmt: skip
         said = [self._events.record(contract.name, "promotion", data, now, _SEVERITY.get(move.kind, "info"))]
+        if move.kind is MoveKind.ROLLBACK and before.full:
+            replaced = [key for key, of in known.items() if key[0] == contract.name and of.replaced]
+            for key in sorted(replaced, key=lambda key: known[key].entered)[-1:]:
+                other = known[key]
+                known[key], back = machine.restored(other, before.version, now)
+                assert back is not None
+                self._save(known[key])
+                said += self._moved(known, contract, other, back, evaluation, now)
         if move.kind is MoveKind.REPLACE or move.after.stage is not Stage.FULL:
             return said
         for key, other in sorted(known.items()):

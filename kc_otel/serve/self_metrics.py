@@ -39,15 +39,12 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions
     from prometheus_client import Metric
 
-Series = list[tuple[Mapping[str, str], float]]
-"""(Attributes, value) of each series of a metric."""
-
-SelfMetrics = Mapping[str, Series]
-"""Every metric by its name."""
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 Rows = Iterable[Sequence[Any]]
 """A row for each series of a metric: values of its attributes, in the registry's order, then the number."""
+SelfMetrics = Mapping[str, Sequence[Sequence[Any]]]
+"""Every metric's rows by its name."""
 _OF_VERDICT: Final[Mapping[str, Callable[[Verdict], float]]] = {
     "kc.verdict": attrgetter("status.code"),
     "kc.verdict.evidence": attrgetter("evidence"),
@@ -123,10 +120,7 @@ def read(
         "kc.outbox.disabled": [(queue.endpoint, at) for queue in queues if (at := queue.disabled_at) is not None],
         "kc.outbox.attempts": [(*of, count) for of, count in sorted(attempts.items())],
     }
-    return {
-        name: [(dict(zip(METRICS[name].attributes, values, strict=True)), number) for *values, number in found]
-        for name, found in rows.items()
-    }
+    return {name: [*found] for name, found in rows.items()}
 
 
 def _state(core: Core, incident: Incident) -> float:
@@ -141,14 +135,14 @@ def exposition(metrics: SelfMetrics) -> bytes:
 
     class _SelfMetrics(Collector):
         def collect(self) -> Iterable[Metric]:
-            for name, series in metrics.items():
+            for name, rows in metrics.items():
                 metric = METRICS[name]
                 counts = metric.instrument is Instrument.COUNTER
                 kind: Any = core.CounterMetricFamily if counts else core.GaugeMetricFamily
                 labels = [label_name(attribute) for attribute in metric.attributes]
                 family = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=labels)
-                for attributes, value in series:
-                    family.add_metric([*attributes.values()], value)
+                for *values, number in rows:
+                    family.add_metric(values, number)
                 yield family
 
     return generate_latest(_SelfMetrics())
@@ -280,7 +274,11 @@ class TelemetryExporter:
         meter = metrics.get_meter("kc_otel.judge")
 
         def observe(name: str, _: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(value, dict(attributes)) for attributes, value in self._latest[name]]
+            attributes = METRICS[name].attributes
+            return [
+                Observation(number, dict(zip(attributes, values, strict=True)))
+                for *values, number in self._latest[name]
+            ]
 
         for metric in (METRICS[name] for name in self._latest):
             counts = metric.instrument is Instrument.COUNTER

@@ -1,13 +1,9 @@
 """The evaluator process: listen, tick, deliver, and stop cleanly. One event loop, one thread.
 
-An active evaluator and a standby: the holder of the state file acts, the other waits for it. There is no election, no
-lease that runs out and no clock in it. The lock is the operating system's, on the file that everything decided is
-written to; so two never act at once, and a holder that is killed is followed within a second. The standby has opened no
-port: that one listens is how others find the one that acts.
-
-That is right where the lock is: among processes of one machine, or of machines of which one at a time has the disk
-(a ReadWriteOnce volume). Network file systems differ in what becomes of a lock when a machine loses touch; do not put
-the file on one.
+The holder of the state file acts, a standby waits for it, with no port open. The lock is the operating system's, so two
+never act at once, and a holder that is killed is followed within a second. That is right among processes of one
+machine, or of machines of which one at a time has the disk (a ReadWriteOnce volume). Network file systems differ in
+what becomes of a lock when a machine loses touch; do not put the file on one.
 """
 
 from __future__ import annotations

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import time
 import uuid
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -33,8 +32,9 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp import requests
 from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.shard_state import Counted, ShardBatch, ShardState, mark_sent, merge, unsent_batch
+from kc_otel.judge.shard_state import Counted, ShardBatch, ShardNotes, ShardState, mark_sent, merge, unsent_batch
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.durable_sink import DurableSink, Inbox, NotKeptError, recover
 from kc_otel.serve.store.codecs import decode_histogram, encode_histogram
@@ -64,6 +64,15 @@ _SHARDS: Final = "shards"
 
 class ShardError(Exception):
     """Shards cannot be started; the message says why. All is as it was."""
+
+
+class _KeptBatch(NamedTuple):
+    """A batch as JSON, with histograms in base64."""
+
+    number: int
+    counted: list[tuple[str, SeriesKey, float, float, str]]
+    notes: Mapping[str, ShardNotes]
+    points: Mapping[str, int]
 
 
 class Refused(NamedTuple):
@@ -188,12 +197,12 @@ class Shard:
             (row.contract, row.key, row.time, row.now, b64encode(encode_histogram(row.histogram)).decode())
             for row in batch.counted
         ]
-        self._store.save_meta("batch", json.dumps([batch.number, counted, batch.notes, batch.points]))
+        self._store.save_meta("batch", to_json(_KeptBatch(batch.number, counted, batch.notes, batch.points)))
 
     def _read_batch(self) -> ShardBatch:
-        number, rows, notes, points = json.loads(self._store.meta("batch") or "[0, [], {}, {}]")
+        number, rows, notes, points = read_json(_KeptBatch, self._store.meta("batch") or "[0, [], {}, {}]")
         counted = [
-            Counted(contract, SeriesKey(*key), at, arrived, decode_histogram(b64decode(data)))
+            Counted(contract, key, at, arrived, decode_histogram(b64decode(data)))
             for contract, key, at, arrived, data in rows
         ]
         return ShardBatch(number, counted, notes, points)

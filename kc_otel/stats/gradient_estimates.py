@@ -34,11 +34,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from kc_otel.stats.interval import level
-
-Floats = NDArray[np.float64]
+from kc_otel.stats.interval import Floats, level
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binned:

@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 
 from kc_otel.stats.histogram import EXPLICIT, edges_of
 from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
-from kc_otel.stats.interval import Binned, Interval, level, usable
-
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
+from kc_otel.stats.interval import Binned, Floats, Interval, Numbers, level, usable
 
 _BLOCK_ROWS: Final = 512
 """Rows at a time: their matrices stay in a core's cache."""
@@ -42,7 +39,7 @@ class HistogramRows:
     are unknown; `observed` says whether the maximum is an observation.
     """
 
-    places: NDArray[np.int64]
+    places: Numbers
     shared: Floats
     count: Floats
     total: Floats
@@ -68,7 +65,7 @@ class HistogramRows:
         )
 
     @cached_property
-    def ends(self) -> NDArray[np.int64]:
+    def ends(self) -> Numbers:
         """The first and the last bin with an observation, int64 [2, R]."""
         used = self.count > 0
         return np.array([used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)])

@@ -33,12 +33,10 @@ from functools import cached_property, lru_cache, partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kc_otel.stats.interval import Binned, Interval, finite_range, nothing
+from kc_otel.stats.interval import Binned, Floats, Interval, finite_range, nothing
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, of_sample
 
-Floats = NDArray[np.float64]
 Bets = tuple[Floats, Floats]
 """Bets c [J], ascending, and the logarithms of their weights [R, J], which add up to 1 in each row."""
 Side = tuple[Floats, Callable[[Floats], Floats], float]

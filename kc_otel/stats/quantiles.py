@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats.interval import Binned, Interval, finite_range, nothing
+from kc_otel.stats.interval import Binned, Floats, Interval, finite_range, nothing
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, of_sample
 from kc_otel.stats.means import EVER, METHOD, grid_of, lower_bounds
 
-Floats = NDArray[np.float64]
 MAXIMUM_METHOD: Final = "observed maximum"
 SHARE_METHOD: Final = ("Clopper-Pearson", METHOD[True])
 QUANTILE_METHOD: Final = ("order statistics", "anytime order statistics")

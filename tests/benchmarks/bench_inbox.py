@@ -1,9 +1,9 @@
-"""What an acknowledgement costs: `python tests/benchmarks/bench_inbox.py` prints it with a state file and without one.
+"""What an acknowledgement costs: `python tests/benchmarks/bench_inbox.py` prints it on the disk and only judged.
 
 Processes with `contracts/rl-rollouts-bf16-fp8.yaml` export what their Recorders made of 1,000 tokens and of 100,000.
 They wait for each answer, one of them alone and 64 at a time, and everything is evaluated at every hundredth export, as
 once a second where 1,024 processes export every ten. Both ways alternate in one run: with a state file what is
-acknowledged is in the inbox, on the disk, and each evaluation takes it out again; without one it is only judged.
+acknowledged is in the inbox, on the disk, and each evaluation takes it out again; the others are only judged.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.cli.conftest import PLANTED
 
 pytest.importorskip("torch")
 
-from kc_otel.cli import locate_command
+from kc_otel.diagnose import torch_locate
 from kc_otel.diagnose.above_noise import boundary_drift
 from kc_otel.diagnose.boundaries import Boundary
 from tests.diagnose.test_above_noise import located, measured
@@ -55,7 +55,7 @@ def test_equal_kernels_have_no_culprit(locate):
 def test_the_undecided_has_an_exit_code_of_its_own(locate, monkeypatch):
     """3: too few sequences to tell are neither a culprit nor none."""
     family = {Boundary(i, "kv_cache"): measured(np.full(4, 0.0 if i else 13.0)) for i in range(360)}
-    monkeypatch.setattr(locate_command, "_of_kernels", lambda *_, **__: located(boundary_drift(family, 0.005)))
+    monkeypatch.setattr(torch_locate, "locate", lambda *_, **__: located(boundary_drift(family, 0.005)))
     code, out, _ = locate()
     assert (code, "undecided: layer 0, kv_cache differs by" in out) == (3, True)
 
@@ -63,7 +63,7 @@ def test_the_undecided_has_an_exit_code_of_its_own(locate, monkeypatch):
 def test_an_operator_that_no_sequence_reached_is_no_all_clear(locate, monkeypatch):
     clean = located(boundary_drift({Boundary(0, "o_proj"): measured(np.zeros(12))}, 0.005))
     answer = replace(clean, unreached=(Boundary(0, "k_proj"),))
-    monkeypatch.setattr(locate_command, "_of_kernels", lambda *_, **__: answer)
+    monkeypatch.setattr(torch_locate, "locate", lambda *_, **__: answer)
     code, out, _ = locate()
     assert (code, "no sequence reached these operators of both kernels: k_proj in layer 0" in out) == (3, True)
 

@@ -11,6 +11,7 @@ import pytest
 
 from kc_otel.cli import promote_command
 from kc_otel.contract.load import load_text
+from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
@@ -79,14 +80,24 @@ def test_a_name_that_no_kernel_has_starts_nothing(run, driven):
     assert code == 2
     assert "did you mean '9f1c2ab04d77'?" in err
     assert run("promote", "policy", "9f1c2ab04d77")[0] == 3
-    assert run("promote", "policy", "9f1c2ab04d78", "--start")[0] == 2
+    for order in (["--start"], ["--hold"], ["--force", "full"], ["--rollback"]):
+        code, _, err = run("promote", "policy", "9f1c2ab04d78", *order, "--why", "it breaks")
+        assert (code, "did you mean '9f1c2ab04d77'?" in err) == (2, True)
+    assert list(driven.core.promotions.all()) == []
 
 
 def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):
     code, out, _ = run("promote", "policy", "v2")
     assert (code, out.splitlines()) == (
-        3, ["v2 is not in promotion", "  to start it: kc-otel promote policy v2 --start"],
-    )  # fmt: skip
+        3,
+        [
+            "v2 is not in promotion",
+            "  no version is promoted to full, so it may serve all requests now",
+            "  to record it as the promoted version: kc-otel promote policy v2 --force full --why ...",
+            "  --start takes it down to the share of its first stage: 0% of the requests in offline-ci and shadow",
+            "  to start it: kc-otel promote policy v2 --start",
+        ],
+    )
     assert list(driven.core.promotions.all("policy")) == []
     code, out, _ = run("promote", "policy", "v2", "--start")
     assert (code, out.splitlines()[0]) == (0, "v2 is in shadow: it may serve 0% of the requests")
@@ -122,6 +133,23 @@ def test_orders_are_taken_with_who_and_why(run, driven):
     assert run("promote", "policy", "v2")[0] == 0
     assert run("promote", "policy", "v2", "--rollback", "--why", "it is the wrong one")[0] == 0
     assert run("promote", "policy", "v2")[0] == 1
+
+
+def test_a_version_that_was_replaced_says_which_order_mends_it_and_gives_way_to_none(run, driven):
+    driven.core.promotions.tell("policy", "v2", "force", "ada", "it serves", 1.0, stage=Stage.FULL, start=True)
+    v3 = KernelInfo("inference", "v3", {"engine": "vllm", "dtype": "bfloat16"}, 1.0)
+    driven.core.evaluator.kernels = lambda _: (v3,)
+    code, out, _ = run("promote", "policy", "v3")
+    assert (code, out.splitlines()[1:]) == (3, ["  to start it: kc-otel promote policy v3 --start"]), "v2 serves"
+    driven.core.promotions.tell("policy", "v3", "force", "ada", "it is better", 2.0, stage=Stage.FULL, start=True)
+    _, out, _ = run("promote", "policy", "v2")
+    again = "kc-otel promote policy v2 --force full --why"
+    assert out.splitlines() == [
+        "v2 was replaced", "  v2 is replaced by v3", f"  to make it the promoted version again: {again} ...",
+    ]  # fmt: skip
+    code, out, _ = run(*again.split()[1:], "v3 is slow", "--by", "bob")
+    assert (code, "bob forces v2 back to full: v3 is slow" in out) == (0, True)
+    assert "v3 is replaced by v2" in run("promote", "policy", "v3")[1]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _reasons, _routes, _tables
+from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _on_their_way, _reasons, _routes, _tables
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,11 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
     assert _exit_code([{"status": "FAIL"}], [], [], unknown=True) == 1
     assert _exit_code(cells, [], [], unknown=True) == 3, "points that are not judged, or a late evaluation"
+
+
+def test_a_version_below_100_percent_has_a_line_and_one_that_is_full_or_over_has_none() -> None:
+    entry = {"contract": "policy", "kernel": "bb", "status": "running", "position": "canary at 5%", "share": 0.05}
+    others = [entry | {"share": 1.0}, entry | {"status": "rolled-back", "share": 0.0}]
+    assert [line.plain for line in _on_their_way([entry, *others])] == [
+        "promotion  policy: bb is in canary at 5%: it may serve 5% of the requests; see kc-otel promote policy bb"
+    ]

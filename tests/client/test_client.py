@@ -43,6 +43,7 @@ class Evaluator:
             self.closed += query["instance"]
             return 204, {}, b""
         self.asked.append((urlsplit(path).path, after))
+        self.wait = wait
         self.obeys, self.kept = query.get("obeys", []), query.get("kept", [])
         self.instance = query["instance"][0]
         with self.changed:
@@ -202,6 +203,12 @@ def test_a_table_of_a_lower_version_is_of_an_evaluator_that_lost_its_state(evalu
         eventually(lambda: router.table.version == 7)
         evaluator.publish(DecisionTable(3))
         eventually(lambda: router.table == DecisionTable(3))
+
+
+def test_no_answer_is_held_back_until_the_table_is_stale(evaluator):
+    with Router(evaluator.url, refresh=0.01, stale_after=0.5, keep=False):
+        eventually(lambda: len(evaluator.asked) == 2)
+    assert evaluator.wait == 0.25
 
 
 @pytest.mark.slow

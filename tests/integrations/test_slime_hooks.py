@@ -22,7 +22,7 @@ def recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("KC_OTEL_CONTRACT", str(tmp_path / "contract.yaml"))
     monkeypatch.setattr(slime_hooks, "Recorder", Recorded)
     monkeypatch.setattr(slime_hooks, "_RECORDERS", {})
-    monkeypatch.setattr(slime_hooks, "_LOGGED_ONCE", set())
+    slime_hooks._FAULTS._begin()
     return lambda: next(iter(slime_hooks._RECORDERS.values()))
 
 

@@ -434,7 +434,7 @@ def test_weights_are_sent_once_for_a_reason_and_again_when_it_lasts(caplog):
     assert callback.steps == [1, 4, 6]
     assert sent == ["model"] * 3
     assert callback.reason == "stale again"
-    assert "step 1: weights sent again: stale" in caplog.text
+    assert "weights sent again: stale (step 1)" in caplog.text
 
 
 def test_a_synchronisation_that_fails_is_logged_and_tried_again(caplog):

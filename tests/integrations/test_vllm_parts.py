@@ -32,14 +32,7 @@ from kc_otel.integrations.vllm.delivery import (
 from kc_otel.integrations.vllm.engines import EngineCapture, Engines, RequestCapture, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters, outcomes
 from kc_otel.integrations.vllm.plugin import configured, described, log_with_vllm
-from kc_otel.integrations.vllm.settings import (
-    HEADERS,
-    RequestHeaders,
-    attributes_of,
-    default_spool,
-    settings_of,
-    sources_of,
-)
+from kc_otel.integrations.vllm.settings import HEADERS, RequestHeaders, attributes_from, default_spool, settings_of
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.request import SampledRequest
@@ -142,11 +135,11 @@ def test_weight_versions(versions, weights):
 @pytest.mark.parametrize("text", ["task=", "=header:x", "task=cookie:x", "task=header:", "task=header"])
 def test_a_source_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="is no source; write NAME, or NAME=PLACE:NAME"):
-        sources_of(text)
+        attributes_from(text)
 
 
 def test_attributes_are_found_where_the_sender_put_them():
-    read = attributes_of(sources_of("task, tenant=header:X-Tenant, level=baggage:level, id=xarg:id, none"))
+    read = attributes_from("task, tenant=header:X-Tenant, level=baggage:level, id=xarg:id, none")
     found = read(
         completion(
             params=SimpleNamespace(temperature=1.0, extra_args={"task": "code", "id": "x" * 999, "level": 1}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kc_otel.integrations.vllm.weights import EngineWeights, compare_weights
-from kc_otel.record.measure.weight_digests import TensorDigest, digest_of, module_digests, tail_of
+from kc_otel.record.measure.weight_tensors import TensorDigest, UpdateWatch, digest_of, module_digests, tail_of
 
 NAMES = {
     "model.embed_tokens.weight": (10, 8),
@@ -154,12 +154,30 @@ def test_digests_of_many_blocks_are_those_of_one(monkeypatch):
     """Whatever the block, the same digest, which passes through JSON; -0.0 is not 0.0."""
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(2))
     whole = digest_of(tensor)
-    monkeypatch.setattr("kc_otel.record.measure.weight_digests._BLOCK", 61)
+    monkeypatch.setattr("kc_otel.record.measure.weight_tensors._BLOCK", 61)
     cut = digest_of(tensor)
     assert (cut.places, cut.values) == (whole.places, whole.values)
     assert cut.sketch == pytest.approx(whole.sketch)
     assert TensorDigest.from_plain(json.loads(json.dumps(whole.to_plain()))) == whole
     assert digest_of(torch.zeros(3)).places != digest_of(-torch.zeros(3)).places
+
+
+def test_updates_smaller_than_a_step_of_the_engines_format_are_counted():
+    """Of weights near 1, an update of 1e-4 is nothing in bf16 and something in float32."""
+    watch, fine = UpdateWatch(elements=100), UpdateWatch(torch.float32)
+    start = {"a": torch.full((1000,), 1.0), "b": torch.full((50,), 1.0)}
+    assert (watch.look(start.items()), fine.look(start.items())) == (None, None)
+    start["a"] = start["a"] + 1e-4
+    start["b"] = start["b"] + 0.1
+    found = watch.look(start.items())
+    assert (found.changed, found.lost) == ({"a": 100, "b": 50}, {"a": 100, "b": 0})
+    assert str(found).splitlines() == [
+        "66.7% of the changed weights are the same number as before in the engine's format",
+        "  a: 100 of 100",
+        "  b: 0 of 50",
+    ]
+    assert fine.look(start.items()).share == 0.0
+    assert math.isnan(watch.look(start.items()).share)
 
 
 def test_names_have_an_end_in_common():

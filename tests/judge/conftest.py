@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.requests import ExportResult
-from kc_otel.record.engine import scope_of
+from kc_otel.record.export_loop import scope_of
 from tests.tools.contracts import contract_of
 
 NOW = 1_800_000_000.0

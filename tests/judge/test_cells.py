@@ -9,6 +9,7 @@ import pytest
 
 from kc_otel.judge.escalation.alerts import Phase, PolicyState, advance
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.series import LONG
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.recordings.recording import Recording
@@ -80,24 +81,6 @@ def test_a_gate_refuses_it_too(made: Recording, clauses: set[str], said: str) ->
     refused = {verdict.cell.clause: verdict.reason for verdict in found.verdicts if verdict.status is not Status.PASS}
     assert refused.keys() == clauses
     assert all(said in reason for reason in refused.values())
-
-
-def test_a_recording_names_its_prompts() -> None:
-    """By the first of the usual columns; its means are then over prompts. One without a name is of its own."""
-    names = [{"uid": "a", "prompt_id": 1}, {"uid": "b"}, {"uid": "a"}]
-    train = np.log([0.5, 0.4, 0.2])
-    made = Recording(train, np.log([0.5, 0.5, 0.5]), np.ones(3, dtype=np.int64), tuple(names))
-    assert made.prompts is not None
-    assert made.prompts.tolist() == [0, 1, 0]
-    found = judge(
-        make_contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.5}], slices={}),
-        by_contract(made, contract()),
-        NOW,
-    )
-    assert [(verdict.samples, verdict.estimate) for verdict in found.verdicts] == [(2, pytest.approx((0.3 + 0.2) / 2))]
-    made = Recording(train, train, np.ones(3, dtype=np.int64), ({"uid": "a"}, {}, {"uid": "a"}))
-    assert (None if made.prompts is None else made.prompts.tolist()) == [0, 1, 0]
-    assert Recording(train, train, np.ones(3, dtype=np.int64), ({}, {}, {})).prompts is None
 
 
 def test_it_says_what_is_assumed_and_what_is_measured() -> None:
@@ -261,7 +244,7 @@ def test_a_cell_is_invalid_only_by_its_own_sequences() -> None:
         "code": Status.PASS,
         "math": Status.NO_DATA,
     }
-    assert evaluator.invalid_input("policy", NOW + 400.0, 3600.0) == {pair: {"placeholder": 39}}
+    assert evaluator.states["policy"].failed("all", NOW + 400.0, LONG) == {pair: {"placeholder": 39}}
 
 
 @pytest.mark.parametrize("reason", ["greedy", "no_tokens"])

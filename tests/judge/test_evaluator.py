@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.contract_state import STREAMS_PER_SERIES
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.series import Heard
+from kc_otel.judge.series import LONG, Heard
 from kc_otel.judge.verdict import Cell, Status
 from tests.judge.conftest import NOW, counted, evaluator_of, info_request, merge, take
 from tests.tools.verdicts import verdicts_of, window_of
@@ -517,10 +517,10 @@ def test_invalid_input_is_counted_by_kernel_pair_and_reason_within_the_window(co
         evaluator.ingest_metrics(counted(reason, count, now - 5, at, pair), at)
     assert evaluator.newest("policy")["all", "bb"] == (pytest.approx(now + 60), now + 60)
     named = {("aa", "bb"): {"nan": 3}}
-    assert evaluator.invalid_input("policy", now + 61, 300) == {("", ""): {"nan": 10, "shift": 1}, **named}
-    assert evaluator.invalid_input("policy", now + 320, 300) == {("", ""): {"nan": 6}, **named}
-    assert evaluator.invalid_input("policy", now + 320, 3600) == {("", ""): {"nan": 10, "shift": 1}, **named}
-    assert evaluator.invalid_input("policy", now + 400, 300) == {}
+    assert evaluator.invalid_input("policy", now + 61) == {("", ""): {"nan": 10, "shift": 1}, **named}
+    assert evaluator.invalid_input("policy", now + 320) == {("", ""): {"nan": 6}, **named}
+    assert evaluator.states["policy"].failed("all", now + 320, LONG) == {("", ""): {"nan": 10, "shift": 1}, **named}
+    assert evaluator.invalid_input("policy", now + 400) == {}
 
 
 def test_where_nothing_arrives_the_reason_names_what_does(contract: Any, sender: Any, now: float) -> None:

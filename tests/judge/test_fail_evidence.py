@@ -104,6 +104,7 @@ def test_evidence_is_its_recursion_observation_by_observation(kind: str, steps: 
         ({"metric": "log_ratio", "statistic": "p99", "limit": 0.3}, MeanTest(1.0 - 0.99, above=0.3)),
         ({"metric": "tv_token", "statistic": "fraction > 0", "limit": 0.1}, MeanTest(0.1, above=ZERO_THRESHOLD)),
         ({"metric": "support_deficit", "cap": 10, "limit": 0.05}, MeanTest(10 - 0.95, top=10.0)),
+        ({"metric": "reward_drift", "limit": 0.1}, MeanTest(1.0 + 0.1 / 4.0, top=1.0)),
         ({"metric": "gen_ai.client.operation.duration", "statistic": "mean", "limit": "1s"}, MeanTest(1, cap=100)),
         ({"metric": "log_ratio", "statistic": "mean", "limit": 0.1}, None),
         ({"metric": "k1", "limit": 0.1}, None),

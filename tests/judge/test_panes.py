@@ -83,5 +83,3 @@ def test_window_equals_a_direct_histogram(events: list[tuple[int, int, list[int]
                 assert bins.upper.tolist() == sorted({2.0**value for value in inside})
                 assert bins.count.tolist() == np.unique(inside, return_counts=True)[1].tolist()
                 assert (bins.minimum, bins.maximum) == (2.0 ** min(inside), 2.0 ** max(inside))
-            parts = history.columns.last(0, 1, NOW + now, WIDTH * SIZE)
-            assert (parts.count if parts else 0) == len(inside)

@@ -25,6 +25,7 @@ from kc_otel.judge.series import LONG, SHORT
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_file import unit_of_work
 from tests.judge.conftest import NOW, ZERO, Sender, info_request, make_contract, merge, ns
+from tests.tools.verdicts import streams_of
 
 pytestmark = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 
@@ -117,15 +118,16 @@ def said(histogram: Any) -> Any:
 
 def panes_of(state: Any, series: Any, grid: int) -> list[Any]:
     """Number and content of each pane that holds anything of a series."""
-    held = ((pane, state.panes.whole(grid, pane).of(series.number)) for pane in state.panes.panes(grid))
+    state.panes.settle()
+    held = ((pane, state.panes.whole(grid, pane).of(series.number)) for pane in sorted(state.panes._panes[grid]))
     return [(pane, said(content)) for pane, content in held if content is not None]
 
 
-def streams_of(evaluator: Evaluator) -> dict[Any, Any]:
+def said_of_streams(evaluator: Evaluator) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
-    for name, key, stream in evaluator.streams():
+    for key, stream in streams_of(evaluator).items():
         writers = [(last.start, last.time, said(last.histogram), said(last.doubted)) for last in stream.writers]
-        found[name, key] = (stream.heard, writers, stream.times, stream.forgotten)
+        found[key] = (stream.heard, writers, stream.times, stream.forgotten)
     return found
 
 
@@ -134,7 +136,7 @@ def remembered(evaluator: Evaluator) -> Any:
         "events": dict(evaluator.events),
         "counters": {k: v for k, v in evaluator.counters.items() if v},
     }
-    found |= streams_of(evaluator)
+    found |= said_of_streams(evaluator)
     for name, state in evaluator.states.items():
         for key, series in state.series.items():
             found[name, key] = (series.newest, [panes_of(state, series, grid) for grid in (SHORT, LONG)])
@@ -248,7 +250,7 @@ def run(steps: list[Any], seed: int) -> Twins:
             again = Evaluator([contract])
             EvaluatorStore(files[0]).restore(again)
             saved, held = (
-                {key: of[1:] for key, of in streams_of(evaluator).items() if any(of[1:3])}
+                {key: of[1:] for key, of in said_of_streams(evaluator).items() if any(of[1:3])}
                 for evaluator in (again, twins.fast)
             )
             assert saved == held

@@ -110,7 +110,7 @@ def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_the
     recorder = recorders()
     ledger = Ledger(tmp_path / "done.txt")
     importer = Importer(recorder, ledger=ledger)
-    memory.answering = lambda: recorder._engine.counters.export_rejected("the endpoint rejected 9 data points")
+    memory.answering = lambda: recorder._measurer.counters.export_rejected("the endpoint rejected 9 data points")
     path = write("log.jsonl", [sequence()])
     assert not importer.file(path)
     assert importer.totals.failed == {path: f"{path}: measured, not exported: the endpoint rejected 9 data points"}

@@ -169,7 +169,7 @@ def test_metrics_show_drift_by_position_while_an_incident_lasts(make_core, drift
     core.metrics(drift(0.3))
     core.tick(time.time())
     found = read(core, Counter(), Counter())
-    bounds = [{of["kc.slice"]: value for of, value in found[f"kc.place.{name}"]} for name in ("lower", "upper")]
+    bounds = [{place: value for _, place, _, _, value in found[f"kc.place.{name}"]} for name in ("lower", "upper")]
     assert list(bounds[0]) == ["position:0", "position:16"]
     assert all(0.0 < bounds[0][place] < bounds[1][place] < 1.0 for place in bounds[0])
     core.connection.close()

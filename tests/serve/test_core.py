@@ -20,6 +20,7 @@ from kc_otel.judge.escalation.alerts import People, Silence
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import core as core_module
+from kc_otel.serve import people_orders
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
@@ -125,6 +126,39 @@ def test_what_was_decided_survives_a_restart(make_core, open_file, drift, tmp_pa
     again.tick(began + 5)
     assert {since for _, since in again.history.cells()} == {began}
     assert len(again.outbox.messages()) == 1
+
+
+def test_what_a_person_has_to_end_returns_with_its_contract(make_core, open_file, drift, tmp_path, contract, caplog):
+    """Renamed and named again: while it is not served, nothing of it is published; both starts say so."""
+    path, now = tmp_path / "state.sqlite", time.time()
+    connection = open_file(path)
+    core = make_core(connection)
+    core.metrics(drift(0.3))
+    core.tick(now)
+    people_orders.pin(core, "policy", "code", "train-kernel", None, "ada", "it breaks", now)
+    people_orders.silence(core, "policy", None, "code", now + 1e6, "ada", "known", now)
+    ordered = core.decisions.routes, core.decisions.pins, core.people.silences
+    other = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"name": "other"})})
+    for _ in range(2):
+        connection.close()
+        connection = open_file(path)
+        core = Core([other], connection, external_url="", now=now)
+        assert (core.decisions.routes, core.decisions.pins, core.people.silences) == ((), (), ())
+        core.tick(now)
+    connection.close()
+    again = make_core(open_file(path), now)
+    assert (again.decisions.routes, again.decisions.pins, again.people.silences) == ordered
+    orders = (
+        "the route of all traffic, the route of code, the pin of code and the silence of every clause on slice code"
+    )
+    said = [event.message for event in again.events.newest("policy", 100) if event.kind == "served"]
+    assert said == [
+        f"the contract is not served any more: until it is, {orders} are out of force",
+        f"the contract is served again: {orders} are in force again",
+    ]
+    assert [record.message for record in caplog.records if "served" in record.message] == [
+        f"policy: {text}" for text in said
+    ]
 
 
 def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(make_core, open_file, drift, tmp_path, contract):

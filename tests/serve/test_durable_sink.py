@@ -120,7 +120,7 @@ def test_the_inbox_size_is_what_no_snapshot_has(make_core, open_file, drift, tmp
     core, request = make_core(connection), drift(0.3)
 
     def said(name: str) -> float:
-        return read(core, Counter(), Counter())[name][0][1]
+        return read(core, Counter(), Counter())[name][0][-1]
 
     assert read(make_core(), Counter(), Counter())["kc.evaluator.inbox.size"] == []
     assert said("kc.evaluator.inbox.size") == 0

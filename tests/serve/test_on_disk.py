@@ -139,7 +139,7 @@ async def test_an_evaluation_is_at_an_end_when_the_disk_has_it(core: Core, disk:
     disk.takes.set()
     await evaluating
     assert core.evaluated_at == now
-    [(_, took)] = read(core, Counter(), Counter())["kc.evaluator.sync.duration"]
+    [(took,)] = read(core, Counter(), Counter())["kc.evaluator.sync.duration"]
     assert STILL / 2 < took < 20
     disk.error = sqlite3.OperationalError("disk I/O error")
     with pytest.raises(StateError, match="disk I/O error"):

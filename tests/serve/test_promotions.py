@@ -199,6 +199,35 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
     assert core.promotions.of("policy", "v2").short == ""
 
 
+def test_the_version_before_one_that_is_rolled_back_is_full_again(driven):
+    """So routers send requests to it while the evaluator is away; a FAIL that lasts rolls it back, as any full one."""
+    told = driven.core.promotions
+    for now, version in enumerate(("v1", "v2", "v3")):
+        told.tell("policy", version, "force", "ada", "it serves", now, stage=Stage.FULL, start=True)
+    told.tell("policy", "v4", "start", "ada", "", 3.0)
+    driven.tick(4, v2="FAIL", v3="FAIL")
+    assert [promoted.version for promoted in driven.core.decisions.promoted] == ["v2"]
+    assert (driven.shares(), told.of("policy", "v2").full) == ({"v3": 0.0, "v4": 0.0}, True)
+    assert [event["message"] for event in driven.events()][-1] == "v2 is full again: v3 was rolled back"
+    told.tell("policy", "v4", "rollback", "ada", "not now", 5.0)
+    assert len([promotion for promotion in told.all() if promotion.full]) == 1, "v4 had replaced none"
+    driven.tick(30, v2="FAIL")
+    assert told.of("policy", "v2").full, "what failed already is known"
+    driven.tick(400, v2="FAIL")
+    assert [promoted.version for promoted in driven.core.decisions.promoted] == ["v1"]
+
+
+def test_an_order_about_a_name_that_no_kernel_has_changes_nothing(driven):
+    """Neither the serving version loses its place to a typo, nor does it count as rolled back or held."""
+    told = driven.core.promotions
+    driven.tick(1, bbbbbbbbbbbb="PASS")
+    told.tell("policy", "bbbbbbbbbbbb", "force", "ada", "it serves", 2.0, stage=Stage.FULL, start=True)
+    for order in ("start", "approve", "hold", "resume", "force", "rollback"):
+        with pytest.raises(LookupError, match="did you mean 'bbbbbbbbbbbb'"):
+            told.tell("policy", "bbbbbbbbbbbc", order, "ada", "typo", 3.0, stage=Stage.FULL, start=True)
+    assert [(entry.version, entry.full) for entry in told.all()] == [("bbbbbbbbbbbb", True)]
+
+
 def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven):
     told = driven.core.promotions
     told.tell("policy", "v2", "start", "ada", "", 0.0)
@@ -441,6 +470,7 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow):
     (incident,) = slow.core.incidents("policy")
     done = actions_taken(incident, slow.core.decisions)
     assert [action.kind for action in done] == ["roll-back", "webhook"]
+    assert incident.state_text.startswith("Broken; its rollback was ordered at 00:01 UTC, but no router that sent ")
     slow.tick(62, v2="FAIL")
     assert paged(slow.core) == [], "once"
     slow.tick(130)

@@ -52,7 +52,7 @@ def test_what_a_recorder_left_ends_in_order_or_by_a_person(fleet, happens, secon
     (end,) = fleet.ends()
     assert fleet.core.incidents() == ()
     assert said in end
-    last = json.loads(fleet.core.outbox.messages(DeliveryState.WAITING)[0].body)["kernelContract"]["incident"]
+    last = json.loads(fleet.core.outbox.messages()[0].body)["kernelContract"]["incident"]
     assert last["state_text"] == ("Resolved" if happens is shut_down else "Closed without proof of recovery")
 
 
@@ -510,7 +510,7 @@ def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(make_f
     fleet.run(30, healthy=0.4)
     pin(fleet.core, "policy", "all", "inference-kernel", None, "ada", "to measure", fleet.now)
     fleet.run(200, healthy=0.001)
-    bodies = [json.loads(message.body) for message in fleet.core.outbox.messages(DeliveryState.WAITING)]
+    bodies = [json.loads(message.body) for message in fleet.core.outbox.messages()]
     body = next(body for body in bodies if body["status"] == "resolved")
     contract, (alert,) = body["kernelContract"], body["alerts"]
     commands = [

@@ -217,6 +217,23 @@ def away(fleet: Fleet, seconds: float) -> None:
         fleet.run(STEP, broken=None)
 
 
+@pytest.mark.parametrize("contained", [False, True])
+def test_nobody_is_paged_for_what_was_over_before_anything_of_it_was_delivered(
+    make_fleet: MakeFleet, contained: bool
+) -> None:
+    """The endpoint was away, or not yet configured; of what is only contained it gets both messages."""
+    fleet = make_fleet()
+    rolled_out(fleet, 60, 0.001)
+    rolled_out(fleet, 40, 0.4)
+    if contained:
+        pin(fleet.core, "policy", "all", "train-kernel", None, "ada", "b is broken", fleet.now)
+    rolled_out(fleet, 600, None if contained else 0.001)
+    assert fleet.reasons() == ["firing", "resolved"]
+    assert fleet.states() == [IncidentState.CONTAINED] * contained
+    (status,) = fleet.core.outbox.status()
+    assert (status.waiting, status.parked) == (2 * contained, 0)
+
+
 @pytest.mark.parametrize("by_pin", [False, True])
 @pytest.mark.parametrize("seconds", [150, 600])
 def test_a_contained_breach_that_breaks_again_is_routed_and_told_again(

@@ -4,22 +4,33 @@ import math
 from typing import Any
 
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.series import SeriesKey
+from kc_otel.judge.point_streams import PointStream
+from kc_otel.judge.series import LONG, SHORT, SeriesKey
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.stats import Binned, Histogram
+from kc_otel.stats import Binned
 
-__all__ = ["verdict_of", "verdicts_of", "window_of", "windows_of"]
+__all__ = ["streams_of", "verdict_of", "verdicts_of", "window_of", "windows_of"]
 
 
 def verdicts_of(evaluator: Evaluator, now: float) -> tuple[Verdict, ...]:
     return tuple(verdict for evaluation in evaluator.evaluate(now).values() for verdict in evaluation.verdicts)
 
 
+def streams_of(evaluator: Evaluator) -> dict[bytes, PointStream]:
+    """Each stream by its digest, in a row or not."""
+    found: dict[bytes, PointStream] = {}
+    for state in evaluator.states.values():
+        found |= state.streams
+        if state.rows is not None:
+            found |= {name: state.rows.stream(row) for name, row in state.rows.row_of.items()}
+    return found
+
+
 def windows_of(evaluator: Evaluator, now: float, seconds: float = 300.0) -> dict[tuple[str, SeriesKey], Binned]:
-    """What there is of each series of a contract in the last seconds."""
+    """What there is of each series of a contract in the window of so many seconds: the short, or the long one."""
     evaluator.settle()
     return {
-        (name, key): (state.within(series, now, seconds) or Histogram.empty(0)).binned()
+        (name, key): state.binned(series, SHORT if seconds <= state.contract.observability.window else LONG, now)
         for name, state in evaluator.states.items()
         for key, series in state.series.items()
     }

@@ -162,6 +162,10 @@ _QUANTITIES: Final = (
     Quantity("weights_mismatch", "kc.weights.mismatch", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0, "max",
         "Share of the trainer's weights (elements) in tensors that differ in the engine after a sync; one observation "
         "for each comparison.", "digests of each tensor in the engine's number format"),
+    Quantity("updates_rounded_away", "kc.weights.updates_rounded_away", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0,
+        "max",
+        "Share of the weights changed since the last sync whose change is lost by rounding to the engine's number "
+        "format.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.1"),
 )  # fmt: skip
 
 QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}

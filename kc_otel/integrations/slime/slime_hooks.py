@@ -9,7 +9,6 @@ the first of the last pipeline stage records.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +17,12 @@ from typing import Any, Final
 from kc_otel.contract.load import load
 from kc_otel.record.kernel import Kernel, parallelism_of
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.worker import ReasonCounts
 
 __all__ = ["record_mismatch", "record_rollout"]
 
-_log: Final = logging.getLogger("kc_otel")
 _RECORDERS: Final[dict[str, Recorder | None]] = {}
-_LOGGED_ONCE: Final[set[str]] = set()
+_FAULTS: Final = ReasonCounts("kc-otel: %s")
 
 
 def record_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
@@ -131,6 +130,4 @@ def _guarded(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-        if what not in _LOGGED_ONCE:
-            _LOGGED_ONCE.add(what)
-            _log.warning("kc-otel: %s (%s: %s); further ones are not mentioned", what, type(error).__name__, error)
+        _FAULTS.add(what, error)

@@ -32,7 +32,7 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.integrations import wrap
 from kc_otel.integrations.transformers import log_verdicts
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, own_attributes
-from kc_otel.record.engine import DriftLog
+from kc_otel.record.export_loop import DriftLog
 from kc_otel.record.guided_loop import Quarantine, judgeable, quarantine
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,9 +17,9 @@ from kc_otel.record.recorder import Recorder
 from kc_otel.record.slice_table import asked_for
 from kc_otel.record.telemetry.environment import resource_of_run
 from kc_otel.record.work import Processing, Weights
+from kc_otel.record.worker import ReasonCounts
 from kc_otel.recordings.request import effective
 
-_log: Final = logging.getLogger("kc_otel")
 _OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}  # attributes that are no columns
 _SCALARS: Final = (str, bool, int, float, np.generic)
 _SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -28,7 +27,7 @@ _PROCESSED: Final = "processed"
 
 
 class Watch:
-    """A watch that records batches; its faults are counted by its recorder, and logged once each before it has one.
+    """A watch that records batches; its faults are counted by its recorder, and the first is logged before it has one.
 
     `make` makes the recorder from the two kernels, when there is first one.
     """
@@ -38,7 +37,7 @@ class Watch:
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
         self._recorder: Recorder | None = None
-        self._failed: set[str] = set()
+        self._faults = ReasonCounts("kc-otel: a %s of verl was not recorded")
         self._contract = contract
         self._make = make
         self._columns = sorted(asked_for(contract) - _OF_TENSORS)
@@ -49,12 +48,10 @@ class Watch:
         try:
             return function(*args)
         except Exception as error:  # noqa: BLE001 - the trainer must not fail because somebody watches
-            text = f"{type(error).__name__}: {error}"
-            if self._recorder is not None:
-                self._recorder.drop("rollout-unusable", text)
-            elif text not in self._failed:
-                self._failed.add(text)
-                _log.error("kc-otel: a %s of verl was not recorded: %s", self.watched, text)
+            if self._recorder is None:
+                self._faults.add(self.watched, error)
+            else:
+                self._recorder.drop("rollout-unusable", f"{type(error).__name__}: {error}")
             return None
 
     def flush(self) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
-from opentelemetry import baggage, trace
+from opentelemetry import baggage
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
@@ -263,7 +264,7 @@ def baggage_of(current: Any, headers: Mapping[str, str]) -> dict[str, str]:
 
 def traceparent_of(current: Any, headers: Mapping[str, str]) -> str:
     """The span that was current, else what the sender said."""
-    span = trace.get_current_span(current).get_span_context() if current is not None else trace.INVALID_SPAN_CONTEXT
-    if span.is_valid:
-        return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
-    return headers.get("traceparent", "")
+    carrier = {"traceparent": headers.get("traceparent", "")}
+    if current is not None:
+        TraceContextTextMapPropagator().inject(carrier, current)
+    return carrier["traceparent"]

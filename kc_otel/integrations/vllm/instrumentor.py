@@ -163,10 +163,11 @@ class Patches:
             _log.warning("kc-otel: %s is not as expected (%r); it is not instrumented", module.__name__, error)
 
     def _workers(self, module: Any) -> None:
-        # The plugin may have given them, in which case they stay.
-        for name, method in WORKER_METHODS.items() - module.WorkerBase.__dict__.items():
-            setattr(module.WorkerBase, name, method)
-            self._undo.callback(delattr, module.WorkerBase, name)
+        base = module.WorkerBase
+        for name, method in WORKER_METHODS.items():
+            if not hasattr(base, name):  # the plugin may have given it, in which case it stays
+                setattr(base, name, method)
+                self._undo.callback(_taken_back, base, name, method)
 
     def _output_processor(self, module: Any) -> None:
         engines, processor_class = self._engines, module.OutputProcessor
@@ -241,6 +242,11 @@ class Patches:
 
     def _fail(self, error: Exception) -> None:
         self._engines.delivery.drop("failed", error)
+
+
+def _taken_back(owner: Any, name: str, ours: Any) -> None:
+    if vars(owner).get(name) is ours:
+        delattr(owner, name)
 
 
 def _argument(function: Any, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:

@@ -69,7 +69,7 @@ def described(worker: Any) -> dict[str, str]:
 
 def worker_digests(worker: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Digests of what a worker's model holds, under a trainer's names; it runs there, as a method of the worker."""
-    from kc_otel.record.measure.weight_digests import module_digests  # noqa: PLC0415 - only where it is asked
+    from kc_otel.record.measure.weight_tensors import module_digests  # noqa: PLC0415 - only where it is asked
 
     found: dict[str, Any] = module_digests(worker.get_model(), shapes)
     return found

@@ -134,32 +134,27 @@ def _attributes(
 ) -> AttributeFunction:
     if callable(given):
         return given
-    named = sorted(asked_for(contract))
+    text = environment.get("KC_OTEL_ATTRIBUTES", ",".join(sorted(asked_for(contract))))
     try:
-        sources = sources_of(environment.get("KC_OTEL_ATTRIBUTES", ",".join(named)))
+        read = attributes_from(text)
     except ValueError as error:
         raise ValueError(f"KC_OTEL_ATTRIBUTES: {error}") from None
-    read, fixed = attributes_of(sources), dict(given or {})
+    fixed = dict(given or {})
     return lambda completion: {**fixed, **read(completion)}
 
 
-def sources_of(text: str) -> dict[str, tuple[str, str]]:
-    """Sources from what an environment variable says: `task, tenant=header:x-tenant, lang=baggage:lang`.
+def attributes_from(text: str) -> AttributeFunction:
+    """What reads attributes from where a text says: `task, tenant=header:x-tenant, lang=baggage:lang`.
 
-    By attribute they are `xarg`, `baggage` or `header`, or `any` for the first two in this order; and its name there.
+    An attribute without a place is looked for in `vllm_xargs`, then in baggage.
     """
-    found = {}
+    sources = {}
     for part in filter(None, (entry.strip() for entry in text.split(","))):
         attribute, given, where = (piece.strip() for piece in part.partition("="))
         place, _, name = (piece.strip() for piece in where.partition(":"))
         if given and not (attribute and name and place in _PLACES):
             raise ValueError(f"{part!r} is no source; write NAME, or NAME=PLACE:NAME with {', '.join(_PLACES)}")
-        found[attribute] = (place, name) if given else ("any", attribute)
-    return found
-
-
-def attributes_of(sources: Mapping[str, tuple[str, str]]) -> AttributeFunction:
-    """A function that reads the sources, as `sources_of` gives them."""
+        sources[attribute] = (place, name) if given else ("any", attribute)
 
     def read(completion: Completion) -> dict[str, Scalar]:
         found = ((attribute, _value(completion, *source)) for attribute, source in sources.items())

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from kc_otel._extras import extra
 from kc_otel.integrations.vllm.plugin import WEIGHTS_METHOD
-from kc_otel.record.measure.weight_digests import TensorDigest, digest_of
+from kc_otel.record.measure.weight_tensors import TensorDigest, digest_of
 
 with extra("torch", "the comparison of weights"):
     import torch

@@ -306,7 +306,7 @@ class ContractRows:
         """Make a stream that takes points by itself of one that is in a row."""
         row = self.row_of.get(name)
         if row is not None:
-            self._state.streams[name] = self._stream(row)
+            self._state.streams[name] = self.stream(row)
             self.free(row)
 
     def release_series(self, series: Sequence[int]) -> None:
@@ -342,11 +342,6 @@ class ContractRows:
         self._memory.rows["heard"][rows] = np.minimum(self._memory.rows["heard"][rows], now)
         self._memory.rows["dirty"][rows] = 1
 
-    def streams(self) -> Iterator[tuple[bytes, PointStream]]:
-        """Yield the digest of each stream that is in a row, and a copy of the stream."""
-        for name, row in self.row_of.items():
-            yield name, self._stream(row)
-
     def unsaved(self) -> tuple[Numbers, Numbers]:
         """The blocks that differ from what was saved, and the rows in them that streams are in, both ascending."""
         blocks = np.array(sorted(self.blocks), np.int64)
@@ -375,8 +370,8 @@ class ContractRows:
     def _loaded(self) -> Numbers:
         return np.fromiter(self.row_of.values(), np.int64, len(self.row_of))
 
-    def _stream(self, row: int) -> PointStream:
-        """The stream that is in a row."""
+    def stream(self, row: int) -> PointStream:
+        """A copy of the stream that is in a row."""
         others = self.others.get(row, PointStream())
         [(_, stream)] = self.content(np.array([row])).streams()
         return PointStream(stream.heard, [*others.writers, *stream.writers], list(others.times), others.forgotten)

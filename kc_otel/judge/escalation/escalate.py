@@ -48,6 +48,7 @@ from kc_otel.judge.escalation.alerts import (
 )
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (
+    Tick,
     TrafficSeen,
     follow,
     with_actions,
@@ -208,11 +209,8 @@ def escalate(
     incidents = tuple(incident.ended(known.at) if incident.key in closed else incident for incident in incidents)
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
-    after = follow(
-        name, incidents, verdicts, policy.firing, decisions, now, traffic, evaluation.causes,
-        contract.quantity_digests,
-    )  # fmt: skip
-    after = with_actions(after, fired, people, dry_run=dry_run)
+    tick = Tick(name, verdicts, decisions, now, traffic, evaluation.causes, contract.quantity_digests)
+    after = with_actions(follow(tick, incidents, policy.firing), fired, people, dry_run=dry_run)
     unproven = _unproven_alerts(contract, after)
     decisions, rolled = promote(released(decisions, name, firing, unproven, now), after)
     was, after = after, with_roll_backs(after, rolled)
@@ -418,7 +416,14 @@ def group_messages(
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}
-    known = {(group.incident, group.endpoint): _later(group, passed) for group in groups}
+    known = {
+        (group.incident, group.endpoint): replace(
+            group,
+            waited=group.waited + passed if any(told.waits for told in group.alerts) else 0.0,
+            quiet=group.quiet + passed,
+        )
+        for group in groups
+    }
     rows = {key: {told.alert.fingerprint: told for told in group.alerts} for key, group in known.items()}
     told_in = {(alert, endpoint): id for (id, endpoint), told in rows.items() for alert in told}
     for change in edges:
@@ -435,8 +440,9 @@ def group_messages(
     for key, alerts in rows.items():
         group, incident = known.get(key) or MessageGroup(*key), by_id.get(key[0])
         over = group.incident not in lasting if incident is None else incident.state is IncidentState.RESOLVED
-        if over:
-            alerts = {fingerprint: _without_roll_back(told, now) for fingerprint, told in alerts.items()}  # noqa: PLW2901
+        for alert, told in alerts.items():
+            if over and told.alert.step == ROLLED_BACK and told.alert.fires:
+                alerts[alert] = replace(told, alert=told.alert.resolved(now))
         rest, message = _sent(group, alerts, incident, people, timing, window, now, urgent)
         if message is not None:
             alerts_now = (
@@ -464,18 +470,6 @@ def last_messages(
             incident = by_id.get(group.incident)
             messages.append(IncidentMessage(group.endpoint, MessageReason.UNFOLLOWED, incident, alerts, 0))
     return tuple(messages)
-
-
-def _later(group: MessageGroup, passed: float) -> MessageGroup:
-    waited = group.waited + passed if any(told.waits for told in group.alerts) else 0.0
-    return replace(group, waited=waited, quiet=group.quiet + passed)
-
-
-def _without_roll_back(told: ToldAlert, now: float) -> ToldAlert:
-    """An alert whose incident is over: with it ends what was said of a roll-back."""
-    if told.alert.step != ROLLED_BACK or not told.alert.fires:
-        return told
-    return replace(told, alert=replace(told.alert, phase=Phase.RESOLVED, at=now))
 
 
 def _sent(

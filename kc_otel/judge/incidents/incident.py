@@ -16,6 +16,8 @@ from kc_otel.judge.verdict import Verdict
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
+_RECEDED_FACTOR: Final = 1.25
+"""Factor over the current value above which a breach is reported at its earlier size."""
 CLAUSE_GONE: Final = "the contract no longer has this clause as it was"
 OF_RECORDERS: Final = frozenset({"fail", "invalid-input"})
 """Kinds of incidents of what recorders observed: silence, and what others observe, refutes nothing of them."""
@@ -52,6 +54,8 @@ class BrokenCell:
     lower: float | None = None
     upper: float | None = None
     reason: str = ""
+    peak: float | None = None
+    peak_at: float | None = None
     cause: str = ""
     """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
     at: float | None = None
@@ -251,6 +255,9 @@ class Incident:
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
             return f"{now}: {over}, and the route ordered at {at} UTC remains{unmet}"
+        done = {action.kind: action.at for action in self.actions}
+        if "roll-back" in done and "route" not in done:
+            return f"{now}; its rollback was ordered at {moment(done['roll-back'])[11:16]} UTC{unmet}"
         return f"{now}; routing to the training kernel was ordered at {at} UTC{unmet}"
 
     @property
@@ -393,6 +400,13 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
     when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
+    if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
+        since = when.strip() if when else "in current measurements"
+        return (
+            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
+            f"{number(worst.limit)}; {number(worst.estimate)} {since} "
+            f"(confidence interval {interval(worst.lower, worst.upper)})"
+        )
     times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness > 1 else " against a"
     return (
         f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} "

@@ -20,7 +20,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from functools import cached_property
 from typing import Any, Final
 
 from kc_otel.contract.slices import ALL
@@ -148,34 +148,27 @@ class TrafficSeen:
         return self.measured(slice, version) > max(since, taken_at or since) + self.heartbeat
 
 
-@dataclass(frozen=True, slots=True)
-class _Tick:
+@dataclass(frozen=True)
+class Tick:
     """An evaluation of a contract, as its incidents see it."""
 
     contract: str
     verdicts: Sequence[Verdict]
     table: DecisionTable
     now: float
-    traffic: TrafficSeen
-    causes: Mapping[Cell, Causes]
-    quantities: Mapping[Place, str]
-    kept: Callable[[str, str], float | None]
-    """`kept_since` of the table."""
+    traffic: TrafficSeen = TrafficSeen()
+    causes: Mapping[Cell, Causes] = field(default_factory=dict)
+    quantities: Mapping[Place, str] = field(default_factory=dict)
+    """`Contract.quantity_digests`."""
+
+    @cached_property
+    def kept(self) -> Callable[[str, str], float | None]:
+        """`kept_since` of the table."""
+        return kept_since(self.table, self.contract)
 
 
-def follow(
-    contract: str,
-    before: Sequence[Incident],
-    verdicts: Sequence[Verdict],
-    firing: Iterable[Alert],
-    table: DecisionTable,
-    now: float,
-    traffic: TrafficSeen = TrafficSeen(),
-    causes: Mapping[Cell, Causes] = MappingProxyType({}),
-    quantities: Mapping[Place, str] = MappingProxyType({}),
-) -> tuple[Incident, ...]:
-    """The incidents after an evaluation, with those that it has ended; `quantities` are `Contract.quantity_digests`."""
-    tick = _Tick(contract, verdicts, table, now, traffic, causes, quantities, kept_since(table, contract))
+def follow(tick: Tick, before: Sequence[Incident], firing: Iterable[Alert]) -> tuple[Incident, ...]:
+    """The incidents after an evaluation, with those that it has ended."""
     broken, known = _broken(before, firing, tick), {incident.key: incident for incident in before}
     after = [
         _settled(_refuted(_measured(known.get(key), key, broken.get(key, {}), tick), tick), tick)
@@ -183,11 +176,11 @@ def follow(
     ]
     unproven = [incident for incident in after if incident.state is IncidentState.UNPROVEN]
     for oldest in sorted(unproven, key=lambda incident: incident.since)[:-_MOST_UNPROVEN]:
-        after[after.index(oldest)] = replace(oldest, state=IncidentState.RESOLVED, resolved_at=now)
+        after[after.index(oldest)] = replace(oldest, state=IncidentState.RESOLVED, resolved_at=tick.now)
     return tuple(sorted(after, key=by_urgency))
 
 
-def _refuted(incident: Incident, tick: _Tick) -> Incident:
+def _refuted(incident: Incident, tick: Tick) -> Incident:
     """The incident, whose cells are marked as refuted where a verdict shows that they are over.
 
     What others measure refutes nothing while a recorder that reported during a breach has not been heard of since.
@@ -312,7 +305,7 @@ def with_diagnosis(incident: Incident, found: Diagnosis) -> Incident:
     return replace(incident, diagnoses=(*others, found)[-_MOST_DIAGNOSES:])
 
 
-def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: _Tick) -> dict[Key, dict[Place, _Broken]]:
+def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> dict[Key, dict[Place, _Broken]]:
     """Return what is broken now, by incident and place. Invalid input is so on each slice where it comes."""
     known = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
@@ -339,7 +332,7 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: _Tick) ->
     return found
 
 
-def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken], tick: _Tick) -> Incident:
+def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken], tick: Tick) -> Incident:
     """An incident with what is broken of it now and what was, or a new one."""
     known = {(cell.clause, cell.slice): cell for cell in before.cells} if before is not None else {}
     cells = tuple(
@@ -352,7 +345,7 @@ def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken]
     return Incident(id, tick.contract, *key, IncidentState.BROKEN, cells)
 
 
-def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | None, tick: _Tick) -> BrokenCell:
+def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | None, tick: Tick) -> BrokenCell:
     """A cell, and whether the contract measures anything of it, and what is to blame for it."""
     quantity = tick.quantities.get(place, "")
     if broken is not None:
@@ -375,7 +368,7 @@ def _broken_row(
     held = alert is not None and (alert.counting or (alert.on, verdict.status) not in _BY_ALERT)
     doubted = alert is not None and verdict.status is not Status.PASS and not verdict.ended
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
-    stricter = None
+    peak, peak_at, stricter = estimate, verdict.at if estimate is not None else None, None
     if before is not None:
         since = min(before.since, since)
         other = bool(before.quantity) and before.quantity != quantity
@@ -386,13 +379,15 @@ def _broken_row(
         if not other and (not before.refuted or before.loosened_to is not None):
             known = before.strictest
             stricter = known if known is not None and known < verdict.limit else None
+        if not other and before.peak is not None and (estimate is None or estimate <= before.peak):
+            peak, peak_at = before.peak, before.peak_at
     return BrokenCell(
-        *place, since, None, limit, estimate, lower, upper, verdict.reason, at=verdict.at, held=held,
+        *place, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at, held=held,
         doubted=doubted, quantity=quantity, stricter=stricter,
     )  # fmt: skip
 
 
-def _settled(incident: Incident, tick: _Tick) -> Incident:
+def _settled(incident: Incident, tick: Tick) -> Incident:
     """The incident with its cells in order, in the state that they, the decision table and the traffic put it into."""
     cells = sorted(
         incident.cells,
@@ -421,7 +416,7 @@ def _settled(incident: Incident, tick: _Tick) -> Incident:
     return _over(incident, tick.now) if unheld else incident
 
 
-def _contained(incident: Incident, given: Mapping[str, float], tick: _Tick) -> Incident:
+def _contained(incident: Incident, given: Mapping[str, float], tick: Tick) -> Incident:
     """The incident, CONTAINED where the orders `given` at these times, by slice, keep users from it, else BROKEN."""
     now, traffic, version, taken_at = tick.now, tick.traffic, incident.kernel_inference, incident.taken_at
     newest, arrived = max(given.values()), max(traffic.arrived(slice, version) for slice in given)
@@ -453,7 +448,7 @@ def _contained(incident: Incident, given: Mapping[str, float], tick: _Tick) -> I
     return replace(incident, state=IncidentState.CONTAINED, contained_at=at, unmet="")
 
 
-def _concerned(incident: Incident, slices: set[str], routed: set[str], tick: _Tick) -> set[str]:
+def _concerned(incident: Incident, slices: set[str], routed: set[str], tick: Tick) -> set[str]:
     """Return the slices that orders have to keep from a kernel for it to be contained; none where the incident is over.
 
     They are all that is broken or unproven; once nothing is broken, what is routed, and without a route what a pin
@@ -493,7 +488,7 @@ def _over(incident: Incident, now: float) -> Incident:
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)
 
 
-def _gone(incident: Incident, tick: _Tick) -> bool:
+def _gone(incident: Incident, tick: Tick) -> bool:
     """Return whether a kernel version is known to serve nobody, or a person has closed what went away.
 
     A roll-back is an order: it counts once a router that had sent requests to the version keeps all of them from it,

@@ -143,6 +143,13 @@ def replaced(promotion: Promotion, version: str, now: float) -> Moved:
     return _moved(promotion, MoveKind.REPLACE, now, message, position=promotion.position, status=status)
 
 
+def restored(promotion: Promotion, version: str, now: float) -> Moved:
+    """The version that served everything before `version`, which was rolled back, does so again."""
+    message = f"{promotion.version} is full again: {version} was rolled back"
+    status, tally = PromotionStatus.RUNNING, _tally_from(now, failing=True)
+    return _moved(promotion, MoveKind.RESTORE, now, message, position=promotion.position, status=status, tally=tally)
+
+
 def share_of(promotion: Promotion) -> float | None:
     """Share of the requests that the version may serve, 0 to 1; None where nothing limits it any more."""
     if promotion.status is PromotionStatus.ROLLED_BACK:
@@ -208,11 +215,13 @@ def _forced(
     promotion: Promotion, contract: Contract, stage: Stage, by: str, why: str, latest: Evaluation, now: float
 ) -> Moved:
     """Take a version on to a stage although its gate is not open; what fails in `latest` is known, and forgiven."""
-    ahead = (at for at in path_of(contract.promotion) if at.stage is stage and at.rank > promotion.position.rank)
-    target = next(ahead, None)
-    if target is None or promotion.status is PromotionStatus.REPLACED:
+    again = promotion.replaced
+    least = (promotion.position.rank, False)
+    target = next((at for at in path_of(contract.promotion) if at.stage is stage and (at.rank, again) > least), None)
+    if target is None:
         raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {_whereabouts(promotion)}")
-    message = f"{by} forces {promotion.version} on from {promotion.position} to {target}: {why}"
+    way = "back" if again else f"on from {promotion.position}"
+    message = f"{by} forces {promotion.version} {way} to {target}: {why}"
     forced = replace(promotion, offline="", proof_from=_rolled_back_at(promotion))
     failing = latest.fails(promotion.version)
     tally = _tally_from(now, failing=failing)

@@ -2,12 +2,10 @@
 
     offline CI  ->  shadow  ->  canary  ->  full
 
-A gate opens when every cell it asks for has been PASS over a number of consecutive windows that share no data. A FAIL
-rolls back to the start. INCONCLUSIVE, NO_DATA and INVALID_INPUT wait, and the decision says what is missing.
+A gate opens when every cell it asks for has been PASS over a number of consecutive windows. A verdict rests on a window
+of data, and evaluations come every second: two of them count as two windows only where they share no data. A FAIL rolls
+back to the start. INCONCLUSIVE, NO_DATA and INVALID_INPUT wait, and the decision says what is missing.
 Source: Xu and Wu 2026, arXiv:2606.07581, four promotion stages.
-
-A verdict rests on a window of data, and evaluations come every second. Two of them count as two windows only where
-they share no data, or one good minute would open a gate of three.
 """
 
 from __future__ import annotations
@@ -227,6 +225,7 @@ class MoveKind(StrEnum):
     FORCE = "force"
     ROLLBACK = "rollback"
     REPLACE = "replace"
+    RESTORE = "restore"
     EVIDENCE = "evidence"
     APPROVE = "approve"
     HOLD = "hold"
@@ -304,6 +303,11 @@ class Promotion:
     def full(self) -> bool:
         """True if the version has passed every stage and serves everything."""
         return self.status is PromotionStatus.RUNNING and self.position.stage is Stage.FULL
+
+    @property
+    def replaced(self) -> bool:
+        """True if another version has become the one that serves everything."""
+        return self.status is PromotionStatus.REPLACED
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,14 +168,9 @@ class SampledBatch:
 
     @classmethod
     def of(cls, train: Any, inference: Any, mask: Any = None) -> SampledBatch:
-        """Pack arrays of one shape [sequences, tokens]."""
+        """Take arrays of one shape [sequences, tokens]."""
         left, right = floats(train), floats(inference)
         kept = None if mask is None else as_bool(mask)
-        for name, shape in (("inference", right.shape), ("mask", left.shape if kept is None else kept.shape)):
-            if shape != left.shape:
-                raise ValueError(f"{name}: shape {shape} differs from train's {left.shape}")
-        if len(left.shape) != 2:
-            raise ValueError(f"train: shape {left.shape} is not [sequences, tokens]")
         sequences, width = left.shape
         if kept is not None and not kept.all():
             return cls(left, right, kept, np.count_nonzero(kept, axis=1).astype(np.intp))

@@ -146,14 +146,14 @@ class LogRatioCells:
         return first, per_slot
 
     def _cuts(self, sign: float, largest: float) -> NDArray[np.uint32]:
-        bounds = self.slots.bounds
-        found = []
-        for quantity in TOKEN.values():
+        def above(magnitude: NDArray[np.float64], quantity: Callable[[Any], Any]) -> NDArray[np.bool_]:
             # Along growing magnitudes of l a quantity's own magnitude leaves bounds behind, upwards or downwards; its
             # sign never changes on the way.
-            at_zero = abs(quantity(np.float64(0.0))) > bounds
-            found.append(magnitudes(partial(_differs, quantity, sign, bounds, at_zero), bounds.size, largest))
-        return np.unique(np.concatenate(found))
+            found: NDArray[np.bool_] = abs(quantity(sign * magnitude)) > self.slots.bounds
+            return found
+
+        cuts = [magnitudes(partial(above, quantity=quantity), largest) for quantity in TOKEN.values()]
+        return np.unique(np.concatenate(cuts))
 
 
 @cache
@@ -162,30 +162,20 @@ def cells() -> LogRatioCells:
     return LogRatioCells()
 
 
-def _differs(
-    quantity: Callable[[Any], Any],
-    sign: float,
-    bounds: NDArray[np.float64],
-    at_zero: NDArray[np.bool_],
-    magnitude: NDArray[np.float64],
-) -> NDArray[np.bool_]:
-    differs: NDArray[np.bool_] = (abs(quantity(sign * magnitude)) > bounds) != at_zero
-    return differs
+def magnitudes(holds: Crosses, largest: float = _MAX_FLOAT32) -> NDArray[np.uint32]:
+    """Smallest float32 magnitudes from which on conditions are no longer what they are at 0, by bisection of the bits.
 
-
-def magnitudes(crossed: Crosses, size: int, largest: float = _MAX_FLOAT32) -> NDArray[np.uint32]:
-    """Smallest float32 magnitudes from which on conditions hold, as bits, by bisection of the bits.
-
-    `crossed` says whether each of `size` conditions holds, given one magnitude for each; it must go on holding at
-    larger ones, up to `largest`. Ascending and distinct; conditions that never hold are left out.
+    `holds` says whether each condition holds, given one magnitude for each or one for all; once it has changed it must
+    not change again, up to `largest`. Ascending and distinct, as bits; conditions that never change are left out.
     """
     end = int(np.float32(largest).view(np.uint32)) + 1
-    low, high = np.zeros(size, dtype=np.int64), np.full(size, end, dtype=np.int64)
+    at_zero = holds(np.zeros(1))
+    low, high = np.zeros(at_zero.size, dtype=np.int64), np.full(at_zero.size, end, dtype=np.int64)
     for _ in range(math.ceil(math.log2(end)) + 1):
         middle = (low + high) // 2
-        holds = crossed(np.minimum(middle, end - 1).astype(np.uint32).view(np.float32).astype(np.float64))
-        high = np.where(holds, middle, high)
-        low = np.where(holds, low, np.minimum(middle + 1, high))
+        changed = at_zero != holds(np.minimum(middle, end - 1).astype(np.uint32).view(np.float32).astype(np.float64))
+        high = np.where(changed, middle, high)
+        low = np.where(changed, low, np.minimum(middle + 1, high))
     found: NDArray[np.uint32] = np.unique(high[high < end]).astype(np.uint32)
     return found
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+import numpy as np
 from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint, Metric
@@ -28,6 +29,7 @@ from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.kernel import KernelPair
+from kc_otel.record.measure.sampled import TOKEN
 from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.record.worker import ReasonCounts
 from kc_otel.stats.histogram import Buckets, Histogram
@@ -154,12 +156,9 @@ def train_step(streams: Iterable[PairStreams], start: int, now: int) -> Metric:
 
 
 def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:
-    if quantity == "abs_log_ratio":
-        value = abs(example.token.log_ratio)
-    elif quantity == "tv_token":
-        value = max(-math.expm1(example.token.log_ratio), 0.0)
-    else:
+    if quantity not in {"abs_log_ratio", "tv_token"}:
         return ()
+    value = float(TOKEN[quantity](np.float64(example.token.log_ratio)))
     return (Exemplar(dict(example.weights), value, example.at, example.span.span_id, example.span.trace_id),)
 
 

@@ -92,17 +92,14 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
             tick_seconds=core.tick_seconds,
             series=core.evaluator.series_count,
             streams=core.evaluator.stream_count + sum(shard.streams for shard in core.shards),
-            points={labels["kc.outcome"]: int(value) for labels, value in metrics["kc.evaluator.points"]},
-            requests={
-                f"{labels['kc.transport']} {labels['kc.outcome']}": int(value)
-                for labels, value in metrics["kc.evaluator.requests"]
-            },
+            points={outcome: int(count) for outcome, count in metrics["kc.evaluator.points"]},
+            requests={f"{by} {outcome}": int(count) for by, outcome, count in metrics["kc.evaluator.requests"]},
             failures=dict(core.evaluator.faults.present),
             streams_events=dict(core.evaluator.events),
             invalid={
                 name: dict(sorted(sum(map(Counter, found.values()), Counter[str]()).items()))
-                for name, contract in core.contracts.items()
-                for found in [core.evaluator.invalid_input(name, now, contract.observability.window)]
+                for name in core.contracts
+                for found in [core.evaluator.invalid_input(name, now)]
             },
             listeners=core.listeners.view(core.contracts),
             outbox=list(core.outbox.status()),

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions import DecisionTable, apply, forget, with_contract
-from kc_otel.judge.escalation.alerts import People, PolicyState, retire
+from kc_otel.contract.words import listed, place
+from kc_otel.judge.decisions import DecisionTable, apply, parted, with_contract
+from kc_otel.judge.escalation.alerts import People, PolicyState, Silence, retire
 from kc_otel.judge.escalation.escalate import EscalationState, IncidentMessage, MessageGroup, last_messages
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency
@@ -27,8 +28,11 @@ Value = TypeVar("Value")
 _DECISIONS = "decision table"
 _DRY_RUN = "contracts that run dry"
 _PEOPLE = "people"
+_ASIDE = "orders of contracts that are not served"
 _SERVED = "contracts that are served"
 _ROUTERS = "routers"
+_MAX_ORDERS: Final = 20
+"""Orders of a contract that the message of its removal and of its return names."""
 _ALERTS, _GROUPS = "alerts of {}", "message groups of {}"
 
 
@@ -45,12 +49,13 @@ class EscalationStore:
     def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
         """Return the state that was last written, as it is of these contracts.
 
-        What is no longer served leaves nothing in force. One whose dry-run mode changes starts over, except for routes:
-        only a person gives traffic back to a kernel that was found broken.
+        Routes, pins and silences of a contract that is not served wait until it is served again; nothing else of it is
+        left. One whose dry-run mode changes starts over, except for routes: only a person gives traffic back to a
+        kernel that was found broken.
         """
-        decisions = self._load(_DECISIONS, DecisionTable, DecisionTable())
-        people, ran_dry = self._load(_PEOPLE, People, People()), self._load(_DRY_RUN, frozenset[str], frozenset())
+        ran_dry = self._load(_DRY_RUN, frozenset[str], frozenset())
         gone, changed = self._served().keys() - contracts.keys(), (ran_dry ^ dry_run) & contracts.keys()
+        decisions, people = self._orders(contracts, gone, now)
         for name in [*sorted(gone), *sorted(changed)]:
             edges = retire(self._policy(name), now)
             for edge in edges:
@@ -58,7 +63,6 @@ class EscalationStore:
             for value in (_ALERTS, _GROUPS):
                 self._connection.execute("DELETE FROM key_values WHERE name = ?", (value.format(name),))
             if name in gone:
-                decisions = forget(decisions, name, now)
                 continue
             begins = name in dry_run
             message = "the contract runs dry from now on" if begins else "the contract no longer runs dry"
@@ -70,10 +74,7 @@ class EscalationStore:
         state = EscalationState(
             policies={name: self._policy(name) for name in contracts},
             decisions=decisions,
-            people=People(
-                tuple(silence for silence in people.silences if silence.contract in contracts),
-                tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
-            ),
+            people=people,
             incidents={name: self.incidents.lasting(name) for name in contracts},
             groups={name: self._groups(name) for name in contracts},
         )
@@ -81,6 +82,35 @@ class EscalationStore:
         self._save(_DRY_RUN, sorted(dry_run & contracts.keys()))
         self._save(_SERVED, {name: served.model_dump_json(by_alias=True) for name, served in contracts.items()})
         return state
+
+    def _orders(self, contracts: Collection[str], gone: Collection[str], now: float) -> tuple[DecisionTable, People]:
+        """Return what was ordered of the contracts that are served; say what waits, and what is in force again."""
+        people = self._load(_PEOPLE, People, People())
+        decisions = self._load(_DECISIONS, DecisionTable, DecisionTable())
+        before = self._load(_ASIDE, tuple[DecisionTable, tuple[Silence, ...]], (DecisionTable(), ()))
+        decisions, waiting = parted(decisions, before[0], contracts, now)
+        silences = (*people.silences, *before[1])
+        silent = tuple(silence for silence in silences if silence.contract not in contracts)
+        self._save(_ASIDE, (waiting, silent))
+        for (table, quiet), names, said in (
+            ((waiting, silent), gone, "the contract is not served any more: until it is, {} out of force"),
+            (before, contracts, "the contract is served again: {} in force again"),
+        ):
+            for name in sorted(names):
+                orders = [f"the route of {place(route.slice)}" for route in table.routes if route.contract == name]
+                orders += [f"the pin of {place(pin.slice)}" for pin in table.pins if pin.contract == name]
+                orders += [f"the silence of {silence.where}" for silence in quiet if silence.contract == name]
+                if orders:
+                    verb = "are" if len(orders) > 1 else "is"
+                    message = said.format(f"{listed(orders, _MAX_ORDERS)} {verb}")
+                    self._events.record(name, "served", {"message": message}, now)
+                    _log.warning("%s: %s", name, message)
+        people = People(
+            tuple(silence for silence in silences if silence.contract in contracts),
+            tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
+        )
+        self._save(_PEOPLE, people)  # also where nothing is left of it
+        return decisions, people
 
     def last_messages(
         self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float

@@ -24,7 +24,7 @@ import httpx
 
 from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
-from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox, WebhookMessage
+from kc_otel.serve.webhooks.outbox import MAY_HAVE_ARRIVED, DeliveryState, Outbox, WebhookMessage
 
 _log = logging.getLogger(__name__)
 _PORTS: Final = {"http": 80, "https": 443}
@@ -64,6 +64,8 @@ class Dispatcher:
         """Attempts by endpoint and outcome (`delivered`, `waiting`, `parked`), for metrics."""
         self._outbox = outbox
         self._endpoints = dict(endpoints)
+        self._anew = set(endpoints)
+        """Endpoints whose configuration is new: what they have rejected may be accepted now."""
         self._client_factory = client_factory
         self._clock, self._turn = clock, turn
         self._timeout = timeout
@@ -77,10 +79,11 @@ class Dispatcher:
         self._wake.set()
 
     def configure(self, endpoints: Mapping[str, WebhookEndpoint]) -> None:
-        """Replace the endpoints, as after a rotation; one that has changed is tried again, even after a 410."""
+        """Replace the endpoints, as after a rotation; one that has changed is sent again what it did not accept."""
         for name, endpoint in endpoints.items():
             if endpoint != self._endpoints.get(name):
                 self._outbox.enable(name)
+                self._anew.add(name)
         self._endpoints = dict(endpoints)
         self.wake()
 
@@ -113,6 +116,10 @@ class Dispatcher:
             if self._outbox.any_expired(self._clock()):
                 async with self._turn():
                     self._outbox.expire(self._clock())
+            if self._anew:
+                async with self._turn():
+                    self._outbox.revive(self._anew, self._clock())
+                    self._anew = set()
             due = self._outbox.due(self._clock())
         except (StateError, sqlite3.OperationalError) as error:  # a locked or full disk: the messages are still there
             _log.warning("webhooks wait, the outbox cannot be read or written: %s", error)
@@ -154,12 +161,13 @@ class Dispatcher:
             async with asyncio.timeout(self._timeout):
                 status, asked = await _send(client, endpoint, headers, body)
         except TimeoutError:
-            return None, None, f"no answer within {self._timeout:g} s"
+            return None, None, f"no answer within {self._timeout:g} s{MAY_HAVE_ARRIVED}"
         except AddressError as error:
             return None, None, str(error)
         except Exception as error:  # noqa: BLE001 - whatever is raised is a failed attempt, never a lost lane
             said = str(error).replace(endpoint.url, "the endpoint")
-            return None, None, f"{type(error).__name__}: {said}" if said else type(error).__name__
+            sent = MAY_HAVE_ARRIVED * (not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
+            return None, None, (f"{type(error).__name__}: {said}" if said else type(error).__name__) + sent
         accepted = 200 <= status < 300
         seconds = float(asked[:9]) if asked and asked.isascii() and asked.isdigit() else None
         return status, seconds, "" if accepted else f"HTTP {status}"

@@ -14,16 +14,22 @@ Meaning of an answer (Standard Webhooks 1.0.0, "Delivery success and failure", e
 | 429, 503            | retried; a `Retry-After` holds every lane of the endpoint                                     |
 | anything else       | retried: 3xx, 401, 403 and 404 are often a deployment or a rotation under way                 |
 
-The fourth line is ours: the specification retries every failure, but with messages in order one that can never be
+The third line is ours: the specification retries every failure, but with messages in order one that can never be
 accepted would hold back every later page. Retries wait a random time up to `base * 2^attempts`, at most `cap` (full
-jitter). A message that is not delivered within `expire_after` is parked too. Parked messages stay visible.
+jitter). A message that is not delivered within `expire_after` is parked too. Parked messages stay visible, and those of
+what still lasts wait again when their endpoint's configuration changes or the evaluator restarts.
+
+An endpoint that was told nothing of an incident is not told of its end: the end is superseded, with all that waits
+before it, unless an attempt at one of those may have been accepted.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import secrets
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -53,6 +59,11 @@ _REFUSED_STATUSES: Final = frozenset({400, 413, 415, 422})
 """Statuses with which a receiver judges a request, and not the moment."""
 _GONE_STATUS: Final = 410
 _THROTTLED_STATUSES: Final = frozenset({429, 503})
+_SUPERSEDED: Final = "superseded: it was over before anything of it was delivered"
+_IS_SUPERSEDED: Final = "(state = 'parked' AND error LIKE 'superseded: %')"
+_IS_GIVEN_UP: Final = "(state = 'parked' AND error NOT LIKE 'superseded: %')"
+MAY_HAVE_ARRIVED: Final = "; it may have been accepted"
+"""End of the error of a message after an attempt that was sent and not answered, and of its later errors."""
 
 
 class DeliveryState(StrEnum):
@@ -121,14 +132,59 @@ class Outbox:
         for statement in _TABLES:
             connection.execute(statement)
 
-    def enqueue(self, endpoint: str, contract: str, body: bytes, now: float) -> str:
-        """Write a message, which is due at once, and return its id."""
+    def enqueue(self, endpoint: str, contract: str, body: bytes, now: float, *, ends: str = "") -> str:
+        """Write a message, which is due at once, and return its id.
+
+        `ends` is the `groupKey` of a body that says that all of it is over.
+        """
         message_id = f"msg_{secrets.token_hex(16)}"
         self._connection.execute(
             "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)",
             (message_id, endpoint, contract, body, now, now),
         )
+        if ends:
+            self._supersede(endpoint, contract, ends)
         return message_id
+
+    def _supersede(self, endpoint: str, contract: str, group: str) -> None:
+        """Park the end of a group, which was just written, with all that waits before it, if it is news of nothing."""
+        rows = self._connection.execute(
+            f"SELECT seq, state, error, body, {_IS_SUPERSEDED} FROM outbox"  # noqa: S608 - a constant
+            " WHERE endpoint = ? AND contract = ? AND instr(body, CAST(? AS BLOB)) > 0 ORDER BY seq DESC",
+            (endpoint, contract, json.dumps(group, ensure_ascii=False)),
+        )
+        unknown: list[int] = []
+        for seq, state, error, body, superseded in rows:
+            if state == DeliveryState.DELIVERED and _about(body)[1] == "resolved":
+                break
+            if state == DeliveryState.DELIVERED or error.endswith(MAY_HAVE_ARRIVED):
+                return
+            unknown += [seq] * (not superseded)
+        if len(unknown) > 1:
+            self._connection.executemany(
+                "UPDATE outbox SET state = 'parked',"
+                " error = ? || CASE error WHEN '' THEN '' ELSE '; last: ' || error END WHERE seq = ?",
+                [(_SUPERSEDED, seq) for seq in unknown],
+            )
+            self._trim(DeliveryState.PARKED)
+
+    def revive(self, endpoints: Iterable[str], now: float) -> None:
+        """Let what was given up wait again, if it has not expired and nothing later says more or that it is over."""
+        with unit_of_work(self._connection):
+            for endpoint in endpoints:
+                known = set[tuple[str, str]]()
+                for seq, contract, state, body, given_up in self._connection.execute(
+                    f"SELECT seq, contract, state, body, {_IS_GIVEN_UP} FROM outbox"  # noqa: S608 - a constant
+                    " WHERE endpoint = ? AND created > ? ORDER BY seq DESC",
+                    (endpoint, now - self._expire_after),
+                ).fetchall():
+                    group, status = _about(body)
+                    if given_up and (contract, group) not in known:
+                        self._connection.execute(
+                            "UPDATE outbox SET state = 'waiting', tried = ?, pause = 0 WHERE seq = ?", (now, seq)
+                        )
+                    if state == DeliveryState.DELIVERED or status == "resolved":
+                        known.add((contract, group))
 
     def due(self, now: float) -> tuple[WebhookMessage, ...]:
         """The oldest waiting message of every lane that may be tried now; of a clock that was set back, early."""
@@ -146,17 +202,25 @@ class Outbox:
     ) -> DeliveryState:
         """Note what an attempt came to, with no status where nothing answered; return the message's state.
 
-        One that expired while the attempt was under way stays parked. `error` must hold no secret.
+        One that expired while the attempt was under way stays parked; so does one that was superseded, unless it
+        arrived: its end waits again then. `error` must hold no secret.
         """
         state = _state_after(status)
         asked = min(max(0.0, retry_after or 0.0), self._cap)
         with unit_of_work(self._connection):
             row = self._connection.execute(
-                "SELECT endpoint, attempts FROM outbox WHERE id = ? AND state = 'waiting'", (message_id,)
+                f"SELECT endpoint, attempts, error, {_IS_SUPERSEDED} FROM outbox"  # noqa: S608 - a constant
+                f" WHERE id = ? AND (state = 'waiting' OR {_IS_SUPERSEDED})",
+                (message_id,),
             ).fetchone()
-            if row is None:
+            arrived = state is DeliveryState.DELIVERED or error.endswith(MAY_HAVE_ARRIVED)
+            if row is None or (row[3] and not arrived):
                 return DeliveryState.PARKED
-            endpoint, attempts = row
+            endpoint, attempts, before, superseded = row
+            if superseded:
+                self._tell_end(message_id)
+            elif before.endswith(MAY_HAVE_ARRIVED) and not arrived:
+                error += MAY_HAVE_ARRIVED
             pause = max(asked, self._rng.uniform(0.0, min(self._cap, self._base * 2.0 ** min(attempts, 64))))
             self._connection.execute(
                 "UPDATE outbox SET state = ?, attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
@@ -169,6 +233,16 @@ class Outbox:
         elif status in _THROTTLED_STATUSES:
             self._held[endpoint] = now, asked
         return state
+
+    def _tell_end(self, message_id: str) -> None:
+        """Let the end of a superseded message's group wait again."""
+        key = "json_extract(CAST({}.body AS TEXT), '$.groupKey')"
+        self._connection.execute(
+            "UPDATE outbox SET state = 'waiting', error = '' WHERE seq = (SELECT max(later.seq)"  # noqa: S608 - constants
+            " FROM outbox own JOIN outbox later USING (endpoint, contract) WHERE own.id = ? AND later.seq > own.seq"
+            f" AND later.error LIKE 'superseded: %' AND {key.format('later')} = {key.format('own')})",
+            (message_id,),
+        )
 
     def any_expired(self, now: float) -> bool:
         """Return True if a message has waited too long."""
@@ -204,11 +278,11 @@ class Outbox:
     def status(self) -> tuple[EndpointStatus, ...]:
         """Return the delivery status of every endpoint that ever had a message, by name."""
         rows = self._connection.execute(
-            "SELECT o.endpoint, sum(o.state = 'waiting'), sum(o.state = 'parked'),"
+            f"SELECT o.endpoint, sum(o.state = 'waiting'), sum({_IS_GIVEN_UP}),"  # noqa: S608 - constants
             " min(CASE WHEN o.state = 'waiting' THEN o.created END),"
             " coalesce((SELECT error FROM outbox w WHERE w.endpoint = o.endpoint AND w.state = 'waiting'"
             " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), ''),"
-            " max(CASE WHEN o.state = 'parked' THEN o.created END)"
+            f" max(CASE WHEN {_IS_GIVEN_UP} THEN o.created END)"
             " FROM outbox o GROUP BY o.endpoint ORDER BY o.endpoint"
         )
         return tuple(EndpointStatus(*row, *self._disabled.get(row[0], ("", None))) for row in rows)
@@ -216,14 +290,14 @@ class Outbox:
     def undelivered(self, contract: str, incident: str) -> dict[str, tuple[float, str]]:
         """Return the messages about an incident that endpoints have not accepted: the oldest's time, and a sentence."""
         rows = self._connection.execute(
-            "SELECT endpoint, min(created), sum(state = 'waiting'), sum(state = 'parked'),"
-            " min(CASE WHEN state = 'waiting' THEN created END)"
+            f"SELECT endpoint, min(created), sum(state = 'waiting'), sum({_IS_GIVEN_UP}),"  # noqa: S608 - constants
+            f" min(CASE WHEN state = 'waiting' THEN created END), sum({_IS_SUPERSEDED})"
             " FROM outbox WHERE state IN ('waiting', 'parked') AND contract = ? AND instr(body, CAST(? AS BLOB)) > 0"
             " GROUP BY endpoint ORDER BY endpoint",
             (contract, f'"{incident}"'),
         )
         found: dict[str, tuple[float, str]] = {}
-        for endpoint, oldest, waiting, parked, since in rows:
+        for endpoint, oldest, waiting, parked, since, superseded in rows:
             parts = []
             if waiting:
                 many = f"1 message to {endpoint} waits" if waiting == 1 else f"{waiting:,} messages to {endpoint} wait"
@@ -234,6 +308,9 @@ class Outbox:
             if parked:
                 many = "1 message to {} was" if parked == 1 else f"{parked:,} messages to {{}} were"
                 parts.append(f"{many.format(endpoint)} given up: rejected or expired")
+            if superseded:
+                many = "1 message to {} was" if superseded == 1 else f"{superseded:,} messages to {{}} were"
+                parts.append(f"{many.format(endpoint)} not sent: it was over before any of it was delivered")
             found[endpoint] = oldest, "; ".join(parts)
         return found
 
@@ -247,6 +324,12 @@ class Outbox:
 
 def _message(row: tuple[str, str, str, bytes, int, str, str]) -> WebhookMessage:
     return WebhookMessage(*row[:-1], DeliveryState(row[-1]))
+
+
+def _about(body: bytes) -> tuple[str, str]:
+    """Return a body's `groupKey` and `status`."""
+    found = json.loads(body)
+    return str(found.get("groupKey", "")), str(found.get("status", ""))
 
 
 def _state_after(status: int | None) -> DeliveryState:

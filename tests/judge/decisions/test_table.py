@@ -15,10 +15,9 @@ from kc_otel.judge.decisions import (
     Pin,
     apply,
     as_defined,
-    forget,
+    lift,
+    parted,
     pin,
-    resume,
-    unpin,
     with_contract,
 )
 from kc_otel.judge.plain_json import read_json, to_json, to_plain
@@ -91,17 +90,20 @@ def test_directives_last_as_long_as_the_alert_that_asked(contract, make_transiti
 
 def test_person_resumes_one_slice_or_all(contract, make_transition):
     table = apply(DecisionTable(), [make_transition(), make_transition(slice="all")], contract, 100)
-    table = resume(table, "policy-7b", "code", 300)
+    table = lift(table, "route", "policy-7b", "code", 300)
     assert [route.slice for route in table.routes] == ["all"]
-    table = resume(table, "policy-7b", None, 400)
+    table = lift(table, "route", "policy-7b", None, 400)
     assert (table.routes, table.version) == ((), 3)
 
 
-def test_contract_that_is_no_longer_served_leaves_nothing(contract, make_transition):
+def test_routes_and_pins_of_a_contract_wait_aside_while_it_is_not_served(contract, make_transition):
     table = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100)
-    assert forget(table, "other", 200) is table
-    empty = forget(table, "policy-7b", 200)
+    assert parted(table, DecisionTable(), ["policy-7b"], 200)[0] is table
+    empty, aside = parted(table, DecisionTable(), ["other"], 200)
     assert (empty.routes, empty.directives) == ((), ())
+    assert (aside.routes, aside.directives) == (table.routes, ())
+    again, nothing = parted(empty, aside, ["policy-7b", "other"], 300)
+    assert (again.routes, nothing.routes, again.version) == (table.routes, (), table.version + 2)
 
 
 def test_fields_of_a_later_version_are_ignored(contract, make_transition):
@@ -175,9 +177,9 @@ def test_a_route_is_in_force_since_the_pin_above_it_has_ended(contract, make_tra
     table = pin(apply(DecisionTable(), [make_transition()], contract, 100.0), pinned(at=110.0, until=200.0))
     assert [route.since for route in table.routes] == [100.0]
     assert [route.since for route in apply(table, [], contract, 201.0).routes] == [201.0]
-    assert [route.since for route in unpin(table, "policy-7b", "code", 150.0).routes] == [150.0]
+    assert [route.since for route in lift(table, "pin", "policy-7b", "code", 150.0).routes] == [150.0]
     away = pin(table, pinned("code", "train-kernel", 120.0))
-    assert [route.since for route in unpin(away, "policy-7b", "code", 150.0).routes] == [120.0]
+    assert [route.since for route in lift(away, "pin", "policy-7b", "code", 150.0).routes] == [120.0]
 
 
 def test_pinning_again_replaces_and_unpinning_ends():
@@ -188,10 +190,11 @@ def test_pinning_again_replaces_and_unpinning_ends():
         ("policy-7b", "inference-kernel"),
     ]
     assert again.version == table.version + 1
-    assert [entry.contract for entry in unpin(again, "policy-7b", None, 3.0).pins] == ["other"]
-    assert [entry.contract for entry in forget(again, "policy-7b", 3.0).pins] == ["other"]
+    assert [entry.contract for entry in lift(again, "pin", "policy-7b", None, 3.0).pins] == ["other"]
+    served, aside = parted(again, DecisionTable(), ["other"], 3.0)
+    assert [entry.contract for entry in (*served.pins, *aside.pins)] == ["other", "policy-7b"]
     with pytest.raises(LookupError, match="no pin is in force for slice 'long-context'"):
-        unpin(again, "policy-7b", "long-context", 3.0)
+        lift(again, "pin", "policy-7b", "long-context", 3.0)
 
 
 def test_a_pin_says_what_a_changed_contract_does_to_it(contract, make_transition):

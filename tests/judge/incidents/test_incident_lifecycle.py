@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kc_otel.judge.decisions import Canary, DecisionTable, Pin, changed, kept_since, pin, resume, unpin
-from kc_otel.judge.escalation.alerts import Alert, People, Phase, PolicyState, Silence, advance
+from kc_otel.judge.decisions import Canary, DecisionTable, Pin, changed, kept_since, lift, pin
+from kc_otel.judge.escalation.alerts import Alert, People, PolicyState, Silence, advance
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_roll_backs, with_word
+from kc_otel.judge.incidents.incident_lifecycle import Tick, TrafficSeen, follow, with_roll_backs, with_word
 from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
 from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
@@ -36,6 +36,10 @@ class Evaluator(Escalating):
         self.options["traffic"] = self.traffic
         step = self.evaluate(now, verdicts, invalid)
         return (*self.lasting, *step.resolved)
+
+
+def tick_of(verdicts: list[Verdict], now: float, quantities: dict[tuple[str, str], str] | None = None) -> Tick:
+    return Tick("policy-7b", verdicts, DecisionTable(), now, quantities=quantities or {})
 
 
 def fail(slice: str, **more: Any) -> Verdict:
@@ -100,7 +104,7 @@ def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second
         (same,) = evaluator.tick(now, verdict_of("NO_DATA"))
         assert (same.id, same.on, same.state) == (incident.id, "fail", IncidentState.CONTAINED)
     assert {alert.on for alert in evaluator.firing} == {"fail"}
-    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, 610.0)
+    evaluator.table = lift(evaluator.table, "route", evaluator.contract.name, None, 610.0)
     assert {entry.on for entry in evaluator.tick(620.0, verdict_of("NO_DATA"))} == {"fail", "no-data"}
     assert {alert.on for alert in evaluator.firing} == {"fail", "no-data"}
 
@@ -132,20 +136,14 @@ def test_an_earlier_onset_moves_the_start_and_not_the_id():
     """An alert that waited knows of an earlier breach than the cell that is broken now."""
     evaluator = Evaluator(QUIET)
     (first,) = evaluator.tick(10.0, fail("code"))
-    alert = replace(_alert(fail("prose")), since=3.0)
-    (after,) = follow(evaluator.contract.name, (first,), [fail("code"), fail("prose")], [alert], DecisionTable(), 20.0)
+    alert = replace(fired(fail("prose")), since=3.0)
+    (after,) = follow(tick_of([fail("code"), fail("prose")], 20.0), (first,), [alert])
     assert (after.id, after.since) == (first.id, 3.0)
 
 
-def edges_of(verdict: Verdict) -> tuple[Alert, ...]:
+def fired(verdict: Verdict) -> Alert:
     contract = contract_with(ROUTING)
-    return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1]
-
-
-def _alert(verdict: Verdict) -> Any:
-    contract = contract_with([{"on": "fail", "do": ["notify"]}])
-    state, _ = advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)
-    return state.alerts[0]
+    return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1][0]
 
 
 def test_what_only_the_alert_holds_is_told_as_it_was():
@@ -248,7 +246,7 @@ def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back():
     assert (incident.state, incident.contained_at, incident.headline) == (
         IncidentState.CONTAINED, 61.0, "token-tv was above its limit on code",
     )  # fmt: skip
-    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, 70.0)
+    evaluator.table = lift(evaluator.table, "route", evaluator.contract.name, None, 70.0)
     (incident,) = evaluator.tick(90.0, verdict_of("PASS"))
     assert incident.state is IncidentState.RESOLVED
 
@@ -664,6 +662,19 @@ def test_what_nobody_measures_is_not_called_broken():
     assert incident.extents[0][1].startswith(said)
 
 
+def test_a_breach_is_told_as_it_was_and_then_as_it_is():
+    evaluator = Evaluator(QUIET)
+    evaluator.tick(60.0, fail("code", estimate=0.0374, lower=0.03, at=60.0))
+    (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
+    ((_, said),) = incident.extents
+    assert said == (
+        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in current measurements "
+        "(confidence interval 0.0041 to 0.006)"
+    )
+    (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))
+    assert incident.extents[0][1].startswith("0.05 on code, at least 10 times the limit of 0.004")
+
+
 def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
     ladder = [{"on": "fail", "do": ["notify"]}]
     for upper, state, said in ((0.3, "Closed by a changed limit", "is closed"), (0.001, "Resolved", "is resolved")):
@@ -672,7 +683,7 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
         passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
         (incident,) = evaluator.tick(60.0, passes)
         assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, state)
-        end = replace(edges_of(fail("code"))[0], phase=Phase.RESOLVED, verdict=passes)
+        end = fired(fail("code")).resolved(60.0, passes)
         assert said in summary(end, {}, incident)
         changed = "its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)
         assert changed == (upper == 0.3)
@@ -685,14 +696,12 @@ def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were
         contract = contract_with([{"on": on, "do": ["notify"]}])
         was, now, place = verdict_of(first), verdict_of("PASS"), ("token-tv", "code")
         state, (fired,) = advance(contract, PolicyState(contract.name), [was], {}, 0.0)
-        (begun,) = follow(contract.name, (), [was], state.firing, DecisionTable(), 0.0, quantities={place: "before"})
+        (begun,) = follow(tick_of([was], 0.0, {place: "before"}), (), state.firing)
         state, (ended,) = advance(contract, state, [now], {}, 60.0)
-        (over,) = follow(
-            contract.name, [begun], [now], state.firing, DecisionTable(), 60.0, quantities={place: "after"}
-        )
+        (over,) = follow(tick_of([now], 60.0, {place: "after"}), [begun], state.firing)
         assert (fired.on, over.state_text) == (on, "Closed without proof of recovery")
         assert "is no longer asked for" in summary(ended, {}, over)
-        (same,) = follow(contract.name, [begun], [now], (), DecisionTable(), 60.0, quantities={place: "before"})
+        (same,) = follow(tick_of([now], 60.0, {place: "before"}), [begun], ())
         assert same.state_text == "Resolved"
 
 
@@ -705,7 +714,7 @@ def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper, said):
     passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
     (incident,) = evaluator.tick(60.0, passes)
     assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said)
-    end = replace(edges_of(fail("code"))[0], phase=Phase.RESOLVED, verdict=passes)
+    end = fired(fail("code")).resolved(60.0, passes)
     assert ("its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)) == (upper == 0.3)
 
 
@@ -734,7 +743,7 @@ def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route():
         assert incident.state_text == f"Broken; routing to the training kernel was ordered at 00:00 UTC, {said}"
         assert "overrides it" in incident.unmet
         assert any(f"unpin policy-7b --slice {slice}" in said for said in lifting_commands(incident, evaluator.table))
-        evaluator.table = unpin(evaluator.table, evaluator.contract.name, None, 100.0)
+        evaluator.table = lift(evaluator.table, "pin", evaluator.contract.name, None, 100.0)
         assert [route.since for route in evaluator.table.routes] == [100.0]
 
 

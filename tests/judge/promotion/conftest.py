@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.verdict import Evaluation, Verdict
 from tests.tools.contracts import contract_of
 from tests.tools.verdicts import verdict_of
 
@@ -28,5 +28,19 @@ def make_verdict() -> Any:
     def make(status: str = "PASS", *, version: str = "inferB", **changes: Any) -> Verdict:
         ours = {"train": "trainA", "inference": version, "samples": 5000, "reason": "numbers"}
         return verdict_of(status, **ours | {"contract_hash": CONTRACT.hash} | changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def round_of(make_verdict: Any) -> Any:
+    """Verdicts of both slices in one evaluation, the second one's status as given."""
+
+    def make(contract: Contract, now: float, status: str = "PASS", **changes: Any) -> Evaluation:
+        verdicts = (
+            make_verdict(own, slice=slice, at=now, contract_hash=contract.hash, **changes)
+            for slice, own in (("all", "PASS"), ("code", status))
+        )
+        return Evaluation(now, tuple(verdicts))
 
     return make

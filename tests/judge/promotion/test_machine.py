@@ -31,20 +31,6 @@ def terms(contract):
     return with_terms(contract, windows=2, steps=["1%", "10%"], skip=["offline-ci"])
 
 
-@pytest.fixture(scope="session")
-def round_of(make_verdict):
-    """Verdicts of both slices in one evaluation, the second one's status as given."""
-
-    def make(contract, now, status="PASS", **changes):
-        verdicts = (
-            make_verdict(own, slice=slice, at=now, contract_hash=contract.hash, **changes)
-            for slice, own in (("all", "PASS"), ("code", status))
-        )
-        return Evaluation(now, tuple(verdicts))
-
-    return make
-
-
 def tell(promotion, terms, order, why="", now=0.0, latest=None, **more):
     """The promotion after an order of ada's, and its move."""
     return ordered(promotion, terms, order, "ada", why, latest or Evaluation(now), now, **more)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally
 from kc_otel.judge.promotion.stages import decide as decided
-from kc_otel.judge.verdict import Evaluation
 
 GATE = GateSpec(Stage.CANARY, 3, (("token-tv", "all"), ("token-tv", "code")), 300.0, 3600.0)
 
@@ -18,17 +17,9 @@ def decide(gate, history, holds=()) -> Decision:
 
 
 @pytest.fixture(scope="session")
-def rounds(make_verdict):
-    """Rounds from (time, status of slice code[, changes]); slice all passes."""
-
-    def build(*items):
-        made = []
-        for at, status, *changes in items:
-            code = make_verdict(status, at=at, **(changes[0] if changes else {}))
-            made.append(Evaluation(at, (make_verdict(slice="all", at=at), code)))
-        return made
-
-    return build
+def rounds(round_of, contract):
+    """Evaluations from (time, status of slice code[, changes])."""
+    return lambda *items: [round_of(contract, at, status, **dict(*changes)) for at, status, *changes in items]
 
 
 def test_gate_opens_after_enough_windows_that_share_no_data(rounds):

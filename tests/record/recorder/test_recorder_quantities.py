@@ -131,10 +131,12 @@ ROUTES = {"id": "routes", "metric": "route_disagreement", "operator": "router.1"
 def test_an_observation_is_recorded_on_its_slices(recorders, memory):
     recorder = recorders()
     recorder.observe("weights_mismatch", 0.25)
-    recorder.observe("weights_mismatch", [0.5, 0.75], attributes={"task": "code"})
+    recorder.observe("updates_rounded_away", [0.5, 0.75], attributes={"task": "code"})
     assert recorder.force_flush()
-    found = {p.attributes["kc.slice"]: (p.count, p.sum) for p in memory.points("kc.weights.mismatch")}
-    assert found == {"all": (3, 1.5), "code": (2, 1.25)}
+    (point,) = memory.points("kc.weights.mismatch")
+    assert (point.attributes["kc.slice"], point.count, point.max) == ("all", 1, 0.25)
+    rounded = {p.attributes["kc.slice"]: p.sum for p in memory.points("kc.weights.updates_rounded_away")}
+    assert rounded == {"all": 1.25, "code": 1.25}
 
 
 @pytest.mark.slow

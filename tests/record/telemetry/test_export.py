@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.resources import Resource
 
 import kc_otel
-from kc_otel.record.engine import SCOPE, ExportLoop
+from kc_otel.record.export_loop import SCOPE, ExportLoop
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.recorder_points import Counters
 from tests.tools.contracts import contract_of

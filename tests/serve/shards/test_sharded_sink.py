@@ -1,7 +1,6 @@
 """Shards in front of one judge say what one process says, whoever crashes when, and however many there are."""
 
 import asyncio
-import json
 import random
 import time
 import weakref
@@ -19,8 +18,9 @@ from kc_otel import machine_code
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.requests import BadRequestError, ExportResult, InternalError, Limits, ThrottledError
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.shard_state import ShardBatch, ShardState, mark_sent, merge, unsent_batch
+from kc_otel.judge.shard_state import ShardBatch, ShardNotes, ShardState, mark_sent, merge, unsent_batch
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import shards as shards_module
 from kc_otel.serve.core import Core
@@ -149,7 +149,7 @@ def said(core: Core) -> dict[str, Any]:
         "events": [repr(event) for event in core.events.newest(limit=10_000)],
         "held": {cell: repr(held) for cell, held in core.evaluator.states["policy"].evidence.cells.items()},
         "windows": {key: repr(window) for key, window in windows_of(core.evaluator, time.time()).items()},
-        "invalid": core.evaluator.invalid_input("policy", time.time(), 60.0),
+        "invalid": core.evaluator.invalid_input("policy", time.time()),
         "kernels": core.evaluator.kernels("policy"),
         "messages": [endpoint.waiting for endpoint in core.outbox.status()],
     }
@@ -457,11 +457,11 @@ def test_what_a_shard_refuses_is_told_once_to_the_judge() -> None:
 
     def batch() -> ShardBatch:
         made = unsent_batch(shard, 1, {}, START)
-        return replace(made, notes=json.loads(json.dumps(made.notes)))
+        return replace(made, notes=read_json(dict[str, ShardNotes], to_json(made.notes)))
 
     first = batch()
     unsent = mark_sent(shard, {})
-    assert batch().notes == {}
+    assert not batch().notes[name].refused
     unsent()
     assert batch() == first
     merge(judge, [first], START)
@@ -479,8 +479,7 @@ def test_the_judge_knows_the_recorders_of_all_shards() -> None:
     def told(shard: Evaluator, number: int, at: float) -> None:
         batch = unsent_batch(shard, number, {}, 0.0)
         mark_sent(shard, {})
-        notes = json.loads(json.dumps(batch.notes))
-        merge(judge, [replace(batch, notes=notes)], at)
+        merge(judge, [batch], at)
 
     for number, shard in enumerate(shards):
         shard.ingest_metrics(applying(other, info_request(START, 1, f"gpu-{number}")), START)
@@ -510,7 +509,7 @@ def test_the_judge_knows_the_pauses_between_runs_that_shards_heard() -> None:
             shard.ingest_metrics(merged(observed, info_request(now, 1, instance)), now)
             batch = unsent_batch(shard, int(now), {}, 0.0)
             mark_sent(shard, {})
-            merge(judge, [replace(batch, notes=json.loads(json.dumps(batch.notes)))], now)
+            merge(judge, [batch], now)
             now += 10.0
         now += 1500.0
     (heard,) = judge.states["policy"].heard.values()
@@ -530,7 +529,7 @@ def test_the_judge_knows_which_recorders_of_shards_moved_to_another_version() ->
         shard.ingest_metrics(merged(*requests), at)
         batch = unsent_batch(shard, int(at), {}, 0.0)
         mark_sent(shard, {})
-        merge(judge, [replace(batch, notes=json.loads(json.dumps(batch.notes)))], at)
+        merge(judge, [batch], at)
 
     told(START, old=1)
     told(START + 10.0, old=0, new=1)

@@ -28,7 +28,8 @@ from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, UnitOfWork, reading_state, unit_of_work
 from kc_otel.stats import Buckets, Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
-from tests.tools.verdicts import verdicts_of, windows_of
+from tests.judge.conftest import take
+from tests.tools.verdicts import streams_of, verdicts_of, windows_of
 
 RNG = np.random.default_rng(5)
 
@@ -84,11 +85,6 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-def take(evaluator: Evaluator, request: Any, now: float) -> None:
-    columns = evaluator.columns_of(request.SerializeToString(), 1000)
-    evaluator.ingest_metrics(request if columns is None else columns, now)
-
-
 def values(connection: sqlite3.Connection, kind: str) -> dict[Any, Any]:
     return dict(connection.execute("SELECT key, data FROM evaluator_values WHERE kind = ?", (kind,)))
 
@@ -109,7 +105,7 @@ def test_restart_at_any_point_equals_no_restart(contract, sender, merged, now, c
         if columns:
             restarted.use_columns()
         for evaluator in (steady, restarted):
-            take(evaluator, request, time)
+            take(evaluator, time, request)
         assert same(verdicts_of(restarted, time), verdicts_of(steady, time))
         written(store, restarted, connection)
         if step % every == 0:
@@ -127,7 +123,7 @@ def in_rows(contract: Any, sender: Any, now: float, count: int = 40) -> tuple[Ev
     evaluator.use_columns()
     for step in range(2):
         for source in senders:
-            take(evaluator, source.request(now + step, [0.5] * 3), now + step)
+            take(evaluator, now + step, source.request(now + step, [0.5] * 3))
     assert not evaluator.states["policy"].streams
     return evaluator, senders
 
@@ -140,7 +136,7 @@ def test_rows_of_streams_are_saved_in_blocks_that_changed(contract, sender, now,
     blocks = values(connection, "rows")
     assert [*blocks] == [0, 1]
     assert len(values(connection, "streams")) == 0
-    take(evaluator, senders[39].request(now + 2, [0.5]), now + 2)
+    take(evaluator, now + 2, senders[39].request(now + 2, [0.5]))
     written(store, evaluator, connection)
     after = values(connection, "rows")
     assert [after[block] == blocks[block] for block in (0, 1)] == [True, False]
@@ -160,14 +156,16 @@ def test_a_stream_that_leaves_its_row_is_saved_once(contract, sender, now, conne
     assert len(evaluator.states["policy"].streams) == 1
     senders[1].restart(now + 2)
     for step in (2, 3):
-        take(evaluator, senders[1].request(now + step, [0.5]), now + step)
+        take(evaluator, now + step, senders[1].request(now + step, [0.5]))
     written(store, evaluator, connection)
     assert len(values(connection, "streams")) == 2
     again = restored(connection, contract())
     assert again.stream_count == 2
-    found, expected = ({key: encode_streams([of]) for _, key, of in either.streams()} for either in (again, evaluator))
+    found, expected = (
+        {key: encode_streams([stream]) for key, stream in streams_of(either).items()} for either in (again, evaluator)
+    )
     assert found == expected
-    assert sorted(len(of.writers) for _, _, of in again.streams()) == [1, 2]
+    assert sorted(len(of.writers) for of in streams_of(again).values()) == [1, 2]
 
 
 @needs_machine_code
@@ -358,7 +356,7 @@ def test_damaged_rows_are_refused(contract, sender, now, connection, table):
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     if table == "rows":
         evaluator.use_columns()
-    take(evaluator, sender().request(now, [0.5]), now)
+    take(evaluator, now, sender().request(now, [0.5]))
     evaluator.evaluate(now)
     store.save(evaluator, UnitOfWork())
     damage = b"\x00\x01" if table != "facts" else "{"

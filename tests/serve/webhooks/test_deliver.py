@@ -104,7 +104,7 @@ def test_attempt_that_gets_no_answer_times_out(outbox, receiver, caplog):
     with caplog.at_level(logging.WARNING):
         dispatched(outbox, endpoints(receiver, "hang"), timeout=0.05)
     (message,) = outbox.messages(DeliveryState.WAITING)
-    assert (message.attempts, message.error) == (1, "no answer within 0.05 s")
+    assert (message.attempts, message.error) == (1, "no answer within 0.05 s; it may have been accepted")
     assert "no answer" in caplog.text
     assert SECRET not in caplog.text
 
@@ -163,6 +163,29 @@ def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
         outbox.answered(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, 410, "HTTP 410")
     Dispatcher(outbox, known).configure(known | {"pager": replace(known["pager"], authorization="Bearer new")})
     assert [status.endpoint for status in outbox.status() if status.disabled] == ["chat"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_rejected_page_is_sent_again_once_its_endpoint_is_configured_anew_or_the_evaluator_restarts(
+    outbox, receiver, restarts
+):
+    known = endpoints(receiver, "pager")
+
+    async def main():
+        dispatcher = Dispatcher(outbox, known, client_factory=client, clock=lambda: AT)
+        await drain(dispatcher)
+        outbox.answered(outbox.enqueue("pager", "policy-7b", b"{}", AT), AT, 400, "HTTP 400")
+        await drain(dispatcher)
+        assert receiver.requests == []
+        if restarts:
+            dispatcher = Dispatcher(outbox, known, client_factory=client, clock=lambda: AT)
+        else:
+            dispatcher.configure({"pager": replace(known["pager"], authorization="Bearer new")})
+        await drain(dispatcher)
+        await dispatcher.aclose()
+
+    asyncio.run(main())
+    assert len(receiver.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import follow
+from kc_otel.judge.incidents.incident_lifecycle import Tick, follow
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.serve.webhooks.endpoints import Format, WebhookEndpoint
 from tests.tools.bodies import body_of
@@ -25,7 +25,7 @@ def contract(make_contract):
 def begun_of(contract, verdicts):
     """The policy after these verdicts, what fires, and the incident that begins."""
     state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    (begun,) = follow(Tick(contract.name, verdicts, DecisionTable(), AT), (), state.firing)
     return state, fired, begun
 
 
@@ -116,7 +116,7 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
     state, fired, begun = begun_of(contract, verdicts)
     passing = [make_verdict("PASS", slice=f"s{n}") for n in range(45)]
     state, ended = advance(contract, state, passing, {}, AT + 60)
-    (over,) = follow(contract.name, [begun], passing, state.firing, DecisionTable(), AT + 60)
+    (over,) = follow(Tick(contract.name, passing, DecisionTable(), AT + 60), [begun], state.firing)
     kernels = [KernelInfo("inference", "b" * 12, {"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}, AT)]
     bodies = [
         encode(

@@ -1,4 +1,6 @@
-"""Digests of weights, which two programs compare instead of the tensors: 64 numbers each, on the tensor's device.
+"""Digests of weights, and updates that an engine loses.
+
+Two programs compare digests instead of tensors: 64 numbers each, made on the tensor's device.
 
 `places` is the sum, modulo 2^64, of a hash of each element's bits and its index; `values` the same without the index,
 which does not change where a program stores a tensor in another order, and of the parts of a fused or a split tensor
@@ -11,22 +13,27 @@ An engine has products that a trainer does apart in one (queries, keys and value
 pads its vocabulary, and on a CPU packs the matrices of linear layers for its own kernels. So `module_digests` finds
 tensors by the end of their names and takes them apart by the trainer's shapes, and asks a layer that has packed its
 matrix for it: its product with a unit matrix is exact.
+
+`UpdateWatch` finds updates that an engine cannot represent: optimizer steps smaller than half the distance of two of
+its numbers. bf16 has eight bits for a number's digits: a weight of 1 moves by 1/256 or by nothing. A trainer that keeps
+its weights in float32 adds up what is smaller, and the engine goes on with the old policy until enough comes together.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from kc_otel._extras import extra
 
-with extra("torch", "a digest of weights"):
+with extra("torch", "a look at weights"):
     import torch
 
 
+_MAX_LISTED_TENSORS: Final = 10
 _SUMS: Final = 61  # a prime, so that rows and columns of a matrix do not fall into one of the sums
 _BLOCK: Final = _SUMS << 16  # elements worked on at a time: four int64 copies of them are 128 MB
 _STEP: Final = -7046029254386353131
@@ -267,3 +274,67 @@ def _matrix(module: torch.nn.Module, word: str) -> torch.Tensor | None:
         unit[torch.arange(unit.shape[0]), torch.arange(start, start + unit.shape[0])] = 1.0
         columns.append(method.apply(module, unit, bias=None))
     return torch.cat(columns).T.contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedUpdates:
+    """Fate of the updates between two looks."""
+
+    changed: Mapping[str, int]  # elements that were looked at and had changed, by tensor
+    lost: Mapping[str, int]  # of these, those that are the same number as before in the engine's format
+
+    @property
+    def share(self) -> float:
+        """Lost of changed, over all tensors: `updates_rounded_away` of a contract; nan where nothing changed."""
+        changed = sum(self.changed.values())
+        return sum(self.lost.values()) / changed if changed else math.nan
+
+    def __str__(self) -> str:
+        worst = sorted((name for name in self.lost if self.changed[name]), key=lambda name: -self._of(name))
+        lines = [f"{self.share:.1%} of the changed weights are the same number as before in the engine's format"]
+        lines += [f"  {name}: {self.lost[name]} of {self.changed[name]}" for name in worst[:_MAX_LISTED_TENSORS]]
+        return "\n".join(lines)
+
+    def _of(self, name: str) -> float:
+        return self.lost[name] / self.changed[name]
+
+
+class UpdateWatch:
+    """Looks at the same elements of each tensor before and after an update; at most `elements` of each, evenly over it.
+
+    >>> weights = torch.tensor([1.0, 1.0, 100.0, 1.0])
+    >>> watch = UpdateWatch()
+    >>> watch.look({"layer": weights}.items())
+    >>> found = watch.look({"layer": weights + torch.tensor([0.01, 0.001, 0.01, 0.0])}.items())
+    >>> found.lost, found.changed, f"{found.share:.2f}"
+    ({'layer': 2}, {'layer': 3}, '0.67')
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16, elements: int = 4096) -> None:
+        if elements < 1 or not dtype.is_floating_point:
+            raise ValueError(f"elements: {elements}, dtype: {dtype}; give a number above 0 and a floating format")
+        self._dtype = dtype
+        self._elements = elements
+        self._known: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def look(self, trainer: Iterable[tuple[str, torch.Tensor]]) -> RoundedUpdates | None:
+        """Return the fate of the updates since the last look; None on the first look.
+
+        Tensors come in the format that the optimizer updates: float32 master weights where there are such. Of split
+        tensors, the own part.
+        """
+        changed: dict[str, int] = {}
+        lost: dict[str, int] = {}
+        now: dict[str, torch.Tensor] = {}
+        for name, tensor in trainer:
+            flat = getattr(tensor, "_local_tensor", tensor).detach().reshape(-1)
+            step = -(-flat.numel() // self._elements) or 1
+            now[name] = flat[::step].clone()
+            before = self._known.get(name)
+            if before is not None and before.shape == now[name].shape:
+                moved = before != now[name]
+                same = before.to(self._dtype) == now[name].to(self._dtype)
+                changed[name], lost[name] = (int(count) for count in torch.stack([moved.sum(), (moved & same).sum()]))
+        first, self._known = not self._known, now
+        return None if first else RoundedUpdates(changed, lost)

@@ -261,16 +261,6 @@ def test_a_step_that_was_not_told_waits_for_the_short_time_only(fleet):
     assert escalation.tick(30, a="FAIL") == [("desk", "update", 1, 0, 2), ("pager", "firing", 1, 0, 1)]
 
 
-def test_what_is_silenced_while_it_waits_does_not_speak(fleet):
-    escalation = fleet()
-    escalation.tick(0, a="FAIL", b="FAIL")
-    escalation.silence(1000, "a")
-    assert escalation.tick(30, a="FAIL", b="FAIL") == [("pager", "firing", 1, 0, 1)]
-    assert escalation.tick(300, a="FAIL", b="FAIL") == []
-    escalation.people = People()
-    assert escalation.tick(10, a="FAIL", b="FAIL") == [("pager", "update", 1, 0, 2)]
-
-
 def test_an_incident_reminds_in_one_message_until_somebody_acknowledges_it(fleet):
     """Also of what broke later: the first that is due takes the others along."""
     escalation = fleet()
