@@ -411,4 +411,11 @@ def _observed(contents: Sequence[_Content], recent: NDArray[np.bool_], cell: int
 def _followed(state: ContractState, place: Evidence, **changes: Any) -> Evidence:
     """The evidence on a cell, with what is held against its limit now."""
     cell, held = place.cell, state.evidence
-    return replace(place, share=held.share(cell), failing=held.failing(cell), ended=held.ended(cell), **changes)
+    return replace(
+        place,
+        share=held.share(cell),
+        failing=held.failing(cell),
+        ended=held.ended(cell),
+        improved=held.improved(cell),
+        **changes,
+    )

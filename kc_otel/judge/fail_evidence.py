@@ -191,6 +191,11 @@ class FailEvidence:
         sides = self.sides(cell)
         return any(held.ended for held in sides) and not any(held.failing or held.fault is not None for held in sides)
 
+    def improved(self, cell: Cell) -> tuple[float, float] | None:
+        """Mean of a cell's fault before and after it improved last, in limits; None where it did not."""
+        found = [held.fault.improved for held in self.sides(cell) if held.fault is not None]
+        return next((means for means in found if means is not None), None)
+
     def failing(self, cell: Cell) -> bool:
         """Return True if a cell's M reached the level, on either side, and nothing has cleared the cell since."""
         return any(held.failing for held in self.sides(cell))

@@ -63,6 +63,8 @@ class Fault:
     begun: int = 0
     recovery: Recovery | None = None
     """The one that is being watched; None while there is no sign of any."""
+    improved: tuple[float, float] | None = None
+    """Mean before and after it improved last, in limits."""
 
     def take(self, parts: Iterable[Histogram], test: MeanTest, alpha: float) -> bool:
         """Add the next observations; return True if the fault has ended: falsely at most with a chance of `alpha`."""
@@ -77,8 +79,10 @@ class Fault:
             self.recovery, self.recent = Recovery(wealth, level, cap), _both(self.recent, new)
             won = self.recovery.won
             if won >= math.log(self.begun * (self.begun + 1) / alpha):
-                if _mean(self.recent, test) <= 1.0:
+                mean = _mean(self.recent, test)
+                if mean <= 1.0:
                     return True
+                self.improved = (math.nan if self.sample is None else _mean(self.sample, test)), mean
                 self.sample, self.recent, self.recovery, self.run = self.recent, None, None, None
             elif won < _GIVEN_UP:
                 self._give_up()

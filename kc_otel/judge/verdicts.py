@@ -77,6 +77,8 @@ class Evidence:
     """Whether that was 1, and nothing has cleared the cell since."""
     ended: bool = False
     """Whether "still as it was" is refuted of what it was 1 for, and what came since keeps the limit."""
+    improved: tuple[float, float] | None = None
+    """Mean of a fault that has not ended before and after it improved last, in limits."""
     observed: bool = True
     """True if any observation is remembered, of the windows or from before them."""
     anytime: bool = False
@@ -183,7 +185,7 @@ def _undecided(case: _Judged) -> str:
     else:
         said = f"no upper bound below limit {limit:.4g}"
     said += f" with {interval.samples:,}{f' of {needed:,}' if interval.samples < needed else ''} {case.terms.what}"
-    since = "; the fault has ended, but a PASS takes more observations" if case.evidence.ended else ""
+    since = "; the fault has ended, but a PASS takes more observations" if case.evidence.ended else _improved(case)
     if interval.lower > limit and case.evidence.detected:
         share = 100.0 * case.evidence.share
         return f"{said} in {case.span}: {share:.0f} % of the evidence for an alarm{since}"
@@ -215,6 +217,14 @@ def _with_a_cap(case: _Judged) -> str:
     return said if case.evidence.broken else f"{said}, a PASS"
 
 
+def _improved(case: _Judged) -> str:
+    """Say how far a fault that continues has improved."""
+    if case.evidence.improved is None:
+        return ""
+    before, after = case.evidence.improved
+    return f"; improved from {before:.3g} to {after:.3g} times the allowed amount, but not ended"
+
+
 def _alarmed(case: _Judged) -> str:
     """Return the reason for a FAIL of followed observations, and the rate of false alarms."""
     interval, limit = case.interval, case.terms.limit
@@ -227,7 +237,7 @@ def _alarmed(case: _Judged) -> str:
     else:
         said = f"limit {limit:.4g} was exceeded"
     apart = f"false alarms are expected {format_duration(case.contract.observability.false_alarms)} apart or more"
-    return f"{said}; {apart}" + ("" if case.evidence.share >= 1.0 else "; not cleared yet")
+    return f"{said}; {apart}" + (_improved(case) or ("" if case.evidence.share >= 1.0 else "; not cleared yet"))
 
 
 def _counted(case: _Judged) -> str:

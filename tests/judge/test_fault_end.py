@@ -68,14 +68,14 @@ def test_a_fault_that_is_repaired_ends_within_some_hundred_observations(cv: floa
     assert np.median(found) <= most
 
 
-def test_a_partial_recovery_does_not_end_it() -> None:
-    """From five to twice the limit: the fault lasts at a lower level, and a full recovery ends it later."""
+def test_a_partial_recovery_does_not_end_it_and_is_told() -> None:
+    """From five to twice the limit: means before and after are near the truth, and a full recovery ends it later."""
     rng = np.random.default_rng(13)
     fault = Fault(pane(rng, 0.5, 5.0))
     assert taken(fault, rng, 0.5, 5.0, 10) == math.inf
+    assert fault.improved is None
     assert taken(fault, rng, 0.5, 2.0, 60) == math.inf
-    assert fault.sample is not None
-    assert fault.sample.sum / fault.sample.count == pytest.approx(2.0 * LIMIT, rel=0.25)
+    assert fault.improved == (pytest.approx(5.0, rel=0.15), pytest.approx(2.0, rel=0.25))
     assert taken(fault, rng, 0.5, 0.5, 60) < math.inf
 
 
@@ -109,5 +109,5 @@ def test_a_fault_is_stored_with_what_is_known_of_its_recovery() -> None:
         found = decode_evidence(data)
         assert encode_evidence(found) == data
         assert found.fault is not None
-        assert found.fault.begun == fault.begun
+        assert (found.fault.begun, found.fault.improved) == (fault.begun, fault.improved)
     assert decode_evidence(encode_evidence(HeldEvidence(TEST, ended=True))).ended

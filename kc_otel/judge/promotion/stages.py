@@ -10,12 +10,13 @@ Source: Xu and Wu 2026, arXiv:2606.07581, four promotion stages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import PromotionTerms, shown_share
+from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
 
@@ -55,6 +56,8 @@ class GateSpec:
     long_window: float = 0.0
     failure_limit: int = 1
     """Windows without shared data in which something FAILs, until the version is rolled back."""
+    needed: Mapping[str, int] = field(default_factory=dict)
+    """Observations below which a clause cannot pass, by its id, for the explanation of what is missing."""
 
     @classmethod
     def of(cls, contract: Contract, stage: Stage, unjudged: Collection[str] = ()) -> GateSpec:
@@ -68,6 +71,7 @@ class GateSpec:
             window=watched.window,
             long_window=watched.long_window,
             failure_limit=terms.failure_limit,
+            needed={clause.id: samples_needed(clause, watched) for clause in contract.clauses},
         )
 
 
@@ -147,11 +151,12 @@ def _missing(gate: GateSpec, evaluation: Evaluation) -> list[str]:
         if not verdicts:
             missing.append(f"{clause} on {slice}: no verdict yet")
             continue
-        missing += [_said(verdict) for verdict in verdicts if verdict.status is not Status.PASS]
+        needed = gate.needed.get(clause, 1)
+        missing += [_said(verdict, needed) for verdict in verdicts if verdict.status is not Status.PASS]
     return missing
 
 
-def _said(verdict: Verdict) -> str:
+def _said(verdict: Verdict, needed: int = 0) -> str:
     cell = verdict.cell
     said = f"{cell.clause} on {cell.slice}: {verdict.status}"
     if verdict.status is Status.NO_DATA:
@@ -160,8 +165,10 @@ def _said(verdict: Verdict) -> str:
         return f"{cell.clause} on {cell.slice}: {verdict.reason}"
     if verdict.status is Status.FAIL and not verdict.lower > verdict.limit:  # not by its interval
         return f"{said}, {verdict.reason}"
-    bounds = f"between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
-    return f"{said}, {bounds}, from {verdict.samples:,} samples"
+    said += f", between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
+    if verdict.samples < needed:
+        return f"{said}, {needed - verdict.samples:,} more samples are needed before it can pass"
+    return f"{said}, from {verdict.samples:,} samples"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide
+from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.copies import distinct, first_of_each, recording_notes
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
@@ -181,6 +182,7 @@ def gate_decision(
         stage=Stage.OFFLINE_CI,
         windows=len(judged),
         cells=tuple((clause.id, slice) for clause in clauses for slice in slices),
+        needed={clause.id: samples_needed(clause, contract.observability) for clause in clauses},
     )
     holds = [f"logits of {result.unreadable:,} tokens are not numbers" for result in judged if result.unreadable]
     if not terms.require:

@@ -40,7 +40,7 @@ _LEAST_EXPONENT, _MOST_EXPONENT = -1080.0, 512.0
 _STREAM: Final = struct.Struct("<dq")
 _WRITER: Final = struct.Struct("<qq")
 _EVIDENCE: Final = struct.Struct("<6dqB?")
-_FAULT: Final = struct.Struct("<3d?")
+_FAULT: Final = struct.Struct("<5d?")
 _COUNT: Final = struct.Struct("<I")
 _BLOCK: Final = struct.Struct("<cH")
 _NUMBERS: Final = ("start", "time", "count", "zero_count", "series", "positive_offset", "negative_offset")
@@ -256,17 +256,19 @@ def decode_evidence(data: bytes) -> HeldEvidence:
 
 def _encode_fault(fault: Fault) -> bytes:
     wealth, level, cap = fault.recovery or (np.zeros(0), math.nan, math.nan)
-    head = _FAULT.pack(fault.begun, level, cap, fault.recovery is not None)
+    before, after = fault.improved or (math.nan, math.nan)
+    head = _FAULT.pack(fault.begun, before, after, level, cap, fault.recovery is not None)
     return _joined(
         head, wealth.astype("<f8").tobytes(), *map(encode_histogram, (fault.sample, fault.run, fault.recent))
     )
 
 
 def _decode_fault(data: bytes) -> Fault:
-    (begun, level, cap, watched), (bets, *histograms) = _taken_apart(_FAULT, data)
+    (begun, before, after, level, cap, watched), (bets, *histograms) = _taken_apart(_FAULT, data)
     sample, run, recent = map(_decode_optional, histograms)
     wealth = np.frombuffer(bets, "<f8").astype(np.float64)
     if not np.isfinite(wealth).all() or (watched and not cap > level > 0.0):
         raise ValueError("a number of a fault is missing, or is none")
     recovery = Recovery(wealth, level, cap) if watched else None
-    return Fault(sample, run, recent, begun, recovery)
+    improved = None if math.isnan(after) else (before, after)
+    return Fault(sample, run, recent, begun, recovery, improved)

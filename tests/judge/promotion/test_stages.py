@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally
 from kc_otel.judge.promotion.stages import decide as decided
+from kc_otel.judge.verdict import Evaluation
 
-GATE = GateSpec(Stage.CANARY, 3, (("token-tv", "all"), ("token-tv", "code")), 300.0, 3600.0)
+GATE = GateSpec(Stage.CANARY, 3, (("token-tv", "all"), ("token-tv", "code")), 300.0, 3600.0, needed={"token-tv": 2000})
 
 
 def decide(gate, history, holds=()) -> Decision:
@@ -37,11 +39,14 @@ def test_a_failure_that_no_interval_shows_is_told_by_its_reason(rounds):
     assert decide(GATE, history).missing == ("token-tv on code: FAIL, a part is above",)
 
 
-def test_inconclusive_waits_and_is_told_with_its_numbers(rounds):
+def test_inconclusive_waits_and_says_how_many_samples_are_missing(rounds):
     decision = decide(GATE, rounds((0, "INCONCLUSIVE", {"samples": 800})))
     assert decision.outcome is GateOutcome.WAIT
     assert decision.missing == (
-        "token-tv on code: INCONCLUSIVE, between 0.003 and 0.005 against a limit of 0.004, from 800 samples",
+        (
+            "token-tv on code: INCONCLUSIVE, between 0.003 and 0.005 against a limit of 0.004, "
+            "1,200 more samples are needed before it can pass"
+        ),
         "0 of 3 consecutive windows have passed",
     )
 
@@ -58,6 +63,16 @@ def test_without_windows_each_evaluation_is_one(rounds):
     decision = decide(gate, rounds((0, "PASS"), (0, "PASS")))
     assert (decision.outcome, decision.stage) == (GateOutcome.ADVANCE, Stage.SHADOW)
     assert decide(gate, []).missing[0] == "token-tv on all: no verdict yet"
+
+
+def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contract):
+    content = contract.model_dump(by_alias=True)
+    content["statistical"] = [*content["statistical"], {"id": "seq", "metric": "tv_seq", "limit": 0.004}]
+    gate = replace(GateSpec.of(Contract.model_validate(content), Stage.CANARY), windows=1)
+    verdicts = [make_verdict("INCONCLUSIVE", slice="all", clause=clause, samples=60) for clause in ("token-tv", "seq")]
+    missing = decide(gate, [Evaluation(0, tuple(verdicts))]).missing
+    assert any(said.startswith("token-tv on all") and "1,940 more samples are needed" in said for said in missing)
+    assert any(said.startswith("seq on all") and ", 40 more samples are needed" in said for said in missing)
 
 
 def test_last_stage_stays(rounds, contract):
