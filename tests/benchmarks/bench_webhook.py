@@ -28,7 +28,7 @@ import yaml
 
 from kc_otel.contract.load import load
 from kc_otel.generate.prometheus.alerting_rules import rule_file
-from tests.integration.conftest import SECRET, Evaluator, Pager
+from tests.integration.conftest import Evaluator, Pager, paging
 from tests.integration.test_overload import FLOODED as CONTRACT
 from tests.tools import debian
 from tests.tools.load import message
@@ -62,12 +62,8 @@ def breaches(count: int, folder: Path, *, beside: bool) -> tuple[list[float], li
     with ExitStack() as stack:
         pager = Pager()
         pager.url = stack.enter_context(sink(pager.take))
-        environ = {
-            "KC_OTEL_WEBHOOK_PAGER_URL": pager.url,
-            "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
-            "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
-        }
-        evaluator = Evaluator(contracts, folder / "state.sqlite", environ, "--tick", "1", "--group-wait", "0s")
+        options = ("--tick", "1", "--group-wait", "0s")
+        evaluator = Evaluator(contracts, folder / "state.sqlite", paging(pager.url), *options)
         stack.callback(evaluator.stop)
         if beside:
             stack.enter_context(

@@ -4,8 +4,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +21,9 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 from tests.tools.chromium import Chromium
 from tests.tools.servers import Answer, answering, free_address, running
+from tests.tools.waiting import eventually
 
-from .conftest import Meanwhile, logprobs, wrong
+from .conftest import TRAIN, Meanwhile, command, logprobs, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +46,6 @@ escalation:
   - {{on: fail, severity: critical, do: [{{route: train-kernel}}, {{webhook: pager}}, {{webhook: chat}}]}}
   - {{on: no-data, for: 10s, severity: warning, do: [{{webhook: pager}}, {{webhook: chat}}]}}
 """
-TRAIN = kc_otel.Kernel("torch", dtype="float32")
 GOOD = kc_otel.Kernel("vllm", version="0.31", dtype="bfloat16")
 BAD = kc_otel.Kernel("vllm", version="0.32", dtype="fp8")
 BOARD = Path(__file__).parents[2] / "dashboards" / "grafana" / "dashboards" / "overview.json"
@@ -144,10 +142,7 @@ def slack() -> Iterator[Limited]:
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not yet: {what}"
-        time.sleep(0.2)
+    eventually(true, seconds, 0.2, lambda: f"not yet: {what}")
 
 
 def told_of(pagerduty: Limited) -> set[str]:
@@ -238,10 +233,7 @@ def take(browser: Chromium, pictures: Path | None, name: str) -> None:
 
 
 def shown(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "kc_otel", *arguments],
-        capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"},
-    )  # fmt: skip
+    done = command(*arguments, COLUMNS="80", NO_COLOR="1")
     assert done.returncode in {0, 1}, done.stderr
     return done.stdout
 

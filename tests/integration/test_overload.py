@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from kc_otel.judge.otlp.requests import Limits
-from tests.integration.conftest import CONTRACT, SECRET, Evaluator
+from tests.integration.conftest import CONTRACT, Evaluator, paging
 from tests.tools.load import HEADERS, beside, healthy, largest_resident, message, report
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
@@ -112,11 +112,7 @@ def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> N
             await asyncio.gather(*(flood(address, time.monotonic() + 6.0) for _ in range(CONNECTIONS)))
 
     with socket.create_server(("127.0.0.1", 0)) as dead:  # takes a connection, and that is all
-        environ = {
-            "KC_OTEL_WEBHOOK_PAGER_URL": f"http://127.0.0.1:{dead.getsockname()[1]}/",
-            "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
-            "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
-        }
+        environ = paging(f"http://127.0.0.1:{dead.getsockname()[1]}/")
         evaluator = Evaluator(tmp_path / "policy.yaml", tmp_path / "state.sqlite", environ, "--tick", "1")
         try:
             asyncio.run(floods(evaluator))

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,50 +21,37 @@ from kc_otel.recordings.worst_sequences import WorstSequences
 from kc_otel.serve.access.access_file import digest_of, new_token
 from tests.tools.located_evidence import located_evidence
 
-from .conftest import CONTRACT, Evaluator, logprobs, wrong
+from .conftest import CONTRACT, Evaluator, Traffic, command, logprobs, wrong
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]
 
 MARKUP = "<img src=x onerror=document.title='broken-in'>"
-TRAIN = kc_otel.Kernel("torch", dtype="float32")
-GOOD = kc_otel.Kernel("vllm", version="1", dtype="bfloat16")
 BAD = kc_otel.Kernel("vllm", version="2", dtype="int8", hardware=MARKUP)
+CALM = {"code": 0.005, "prose": 0.005}
 READY = "document.querySelector('#live-dot.ok')"
 NO_SIDEWAYS = "document.documentElement.scrollWidth <= innerWidth"
 
 
 @pytest.fixture
-def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], kc_otel.Recorder]]:
-    made: list[kc_otel.Recorder] = []
+def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], Traffic]]:
+    made: list[Traffic] = []
 
-    def make(evaluator: Evaluator) -> kc_otel.Recorder:
+    def make(evaluator: Evaluator) -> Traffic:
         exporter = OTLPMetricExporter(endpoint=f"{evaluator.http}/v1/metrics", timeout=5)
-        made.append(
-            kc_otel.Recorder(
-                contract_file, train=TRAIN, inference=GOOD, metric_exporter=exporter, export_interval=0.25, sampling=1.0
-            )
-        )
+        made.append(Traffic(contract_file, exporter))
         return made[-1]
 
     yield make
-    for context in made:
-        context.__exit__(None, None, None)
+    for traffic in made:
+        traffic.recorder.shutdown()
 
 
-def send(recorder: kc_otel.Recorder, rng: np.random.Generator, *, code: float, step: int | None = None) -> None:
-    weights = None if step is None else (step, step)
-    for task, sigma in (("code", code), ("prose", 0.005)):
-        train, inference = logprobs(rng, 16, 64, sigma)
-        recorder.compare(train, inference, attributes={"task": task}, weights=weights)
-    recorder.force_flush()
-
-
-def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
+def breached(serve: Callable[..., Evaluator], recorder: Callable[..., Traffic]) -> Evaluator:
     """An evaluator whose newest kernel version breaks the promise on code, and a route that followed."""
-    evaluator, rng = serve(), np.random.default_rng(0)
-    sender = recorder(evaluator)
-    send(sender, rng, code=0.005)
-    sender.rollout(inference=BAD)
+    evaluator = serve()
+    traffic = recorder(evaluator)
+    traffic.send(**CALM)
+    traffic.recorder.rollout(inference=BAD)
     end = time.monotonic() + 60
     # One that sent requests to the kernel and then keeps them from it, or nothing is contained.
     with Router(evaluator.api, contracts=[load_text(CONTRACT)], refresh=0.05, wait=0.2) as router:
@@ -74,7 +59,7 @@ def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Re
         while not evaluator.get("/api/v1/decisions")["routes"]:
             assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
             router.choose("policy", ["code"], BAD.fingerprint)
-            send(sender, rng, code=0.2)
+            traffic.send(code=0.2, prose=0.005)
             time.sleep(0.2)
         while not evaluator.get("/api/v1/incidents", state="contained")["incidents"]:
             assert time.monotonic() < end, evaluator.get("/api/v1/incidents")
@@ -84,7 +69,7 @@ def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Re
 
 
 @pytest.fixture
-def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
+def broken(serve: Callable[..., Evaluator], recorder: Callable[..., Traffic]) -> Evaluator:
     return breached(serve, recorder)
 
 
@@ -147,15 +132,15 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
 
 def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(browser, serve, recorder):
     """Where the trainer tells its steps there is a choice; by step, the axis and the table have them."""
-    evaluator, rng = serve(), np.random.default_rng(0)
-    sender = recorder(evaluator)
-    send(sender, rng, code=0.005)
+    evaluator = serve()
+    traffic = recorder(evaluator)
+    traffic.send(**CALM)
     address = f"{evaluator.api}/#/cell/policy/token-tv/code"
     browser.open(address)
     browser.wait("document.querySelector('#history-chart .chart')")
     assert browser.evaluate("document.querySelector('#axes').hidden")
     for step in (400, 800):
-        send(sender, rng, code=0.005, step=step)
+        traffic.send(step, **CALM)
         time.sleep(1.0)
     browser.open(address)
     browser.wait("document.querySelector('#axes button:nth-child(2)') && !document.querySelector('#axes').hidden")
@@ -395,13 +380,13 @@ def test_the_worst_of_a_failing_cell_are_one_click_away(browser, serve, recorder
 
 def test_a_change_is_announced_and_a_pause_is_kept(browser, serve, recorder):
     """A screen reader hears of a new verdict once; a paused page stands still."""
-    evaluator, rng = serve(), np.random.default_rng(0)
-    sender = recorder(evaluator)
-    send(sender, rng, code=0.005)
+    evaluator = serve()
+    traffic = recorder(evaluator)
+    traffic.send(**CALM)
     browser.open(evaluator.api)
     browser.wait("document.querySelector('.mark.pass')")
     for _ in range(10):
-        send(sender, rng, code=0.3)
+        traffic.send(code=0.3, prose=0.005)
         time.sleep(0.2)
     browser.wait("document.querySelector('#announce').textContent.includes('token-tv on code: Fail')")
     browser.evaluate("document.querySelector('#pause').click()")
@@ -441,10 +426,7 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(browser: Any
         ("promote", "policy", BAD.fingerprint, "--start"),
     ):
         why = () if arguments[0] == "promote" else ("--why", "a drill")
-        done = subprocess.run(
-            [sys.executable, "-m", "kc_otel", *arguments, *why, "--by", "ada", "--url", broken.api],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = command(*arguments, *why, "--by", "ada", "--url", broken.api)
         assert done.returncode == 0, done.stderr
     browser.open(broken.api)
     browser.wait("document.querySelector('#promotions:not([hidden]) li') && document.querySelector('#in-force li')")
@@ -480,7 +462,7 @@ def test_input_that_cannot_be_measured_is_no_broken_promise(browser, contract_fi
     contract_file.write_text(contract_file.read_text() + "  - {on: invalid-input, do: [notify]}\n")
     evaluator, rng = serve(), np.random.default_rng(0)
     train, inference = logprobs(rng, 8, 128, 0.001)
-    sender = recorder(evaluator)
+    sender = recorder(evaluator).recorder
     sender.compare(0.7 * train, inference, attributes={"task": "code"})
     sender.force_flush()
     browser.open(evaluator.api)
@@ -522,7 +504,7 @@ def test_two_hundred_slices_are_quick_and_can_be_searched(browser, serve, contra
 def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
     """The evaluator answers and judges nothing any more: headline, title, dot and notice say so, and since when."""
     evaluator = serve()
-    send(recorder(evaluator), np.random.default_rng(0), code=0.005)
+    recorder(evaluator).send(**CALM)
     browser.open(evaluator.api)
     browser.wait(
         "document.querySelector('#overview-title')?.textContent === 'Every promise holds on what is measured'", 60.0

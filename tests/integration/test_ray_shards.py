@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator as Judge
-from tests.integration.conftest import Evaluator
+from tests.integration.conftest import Evaluator, paging
 from tests.tools.exact_senders import CONTRACT, ExactSender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -127,13 +127,9 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
     """A node is killed, a shard stopped and continued: counts, verdicts and actions are those of one process."""
     path = tmp_path / "policy.yaml"
     path.write_text(_LONG)
-    environ = {
-        "KC_OTEL_WEBHOOK_PAGER_URL": pager.url,
-        "KC_OTEL_WEBHOOK_PAGER_SECRET": "whsec_c3VwZXItc2VjcmV0LWZvci10ZXN0cy1vbmx5ISE=",
-        "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
-    }
     options = ("--engine", "ray", "--ray-address", cluster.address, "--shards", "2", "--tick", "0.3")
-    evaluator = Evaluator(path, tmp_path / "state", environ, *options, "--shard-folder", str(tmp_path / "shards"))
+    options += ("--shard-folder", str(tmp_path / "shards"))
+    evaluator = Evaluator(path, tmp_path / "state", paging(pager.url), *options)
     sources = [Source(number, f"{evaluator.http}/v1/metrics") for number in range(_SENDERS)]
     try:
         for source in sources:

@@ -2,10 +2,7 @@
 
 import base64
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,16 +16,10 @@ from kc_otel.client.router import Router
 from kc_otel.client.webhooks import Secret
 from kc_otel.contract.load import load
 from kc_otel.serve.access.access_file import digest_of, new_token
-from tests.integration.conftest import SECRET, Evaluator, logprobs
+from tests.integration.conftest import SECRET, Evaluator, command, logprobs
 from tests.tools.waiting import eventually
 
 pytestmark = pytest.mark.slow
-
-
-def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kc_otel", *words], env=os.environ | environ, capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture
