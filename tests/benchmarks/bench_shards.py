@@ -10,7 +10,6 @@ well, and means something on an idle machine only. Three minutes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from tests.tools.real_messages import Case, Sender, contract, messages
 from tests.tools.servers import free_address, running
 
 CASE = Case("twenty-slices", 100_000)
-PROCESSES = 32
+PROCESSES, EXPORTS = 32, 40
 WARM = 4
 """Exports of each process before anything is measured: streams become known."""
 
@@ -71,8 +70,8 @@ def served(folder: Path, shards: int) -> Iterator[tuple[int, str, str]]:
 def spent(pid: int, api: str) -> Spent:
     shards = httpx.get(f"{api}/api/v1/health").json()["shards"]
     own = {pid, *(shard["pid"] for shard in shards)}
-    others = sum(cpu(child) for child in below(pid) if child not in own)
-    return Spent(cpu(pid), sum(shard["cpu_seconds"] for shard in shards), others, time.monotonic())
+    others = sum(use(child).cpu for child in below(pid) if child not in own)
+    return Spent(use(pid).cpu, sum(shard["cpu_seconds"] for shard in shards), others, time.monotonic())
 
 
 def below(pid: int) -> list[int]:
@@ -81,10 +80,6 @@ def below(pid: int) -> list[int]:
         for child in map(int, (task / "children").read_text().split()):
             found += [child, *below(child)]
     return found
-
-
-def cpu(pid: int) -> float:
-    return use(pid).cpu
 
 
 async def send(url: str, senders: list[Sender], exports: int) -> None:
@@ -101,15 +96,15 @@ async def send(url: str, senders: list[Sender], exports: int) -> None:
     await asyncio.gather(*map(send_exports, senders))
 
 
-def measured(shards: int, bodies: list[bytes], exports: int) -> Spent:
+def measured(shards: int, bodies: list[bytes]) -> Spent:
     """What all messages took."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), shards) as (pid, http, api):
-        began = time.time() - 10.0 * (WARM + exports)
+        began = time.time() - 10.0 * (WARM + EXPORTS)
         senders = [Sender(bodies, number, began) for number in range(PROCESSES)]
         asyncio.run(send(http, senders, WARM))
         time.sleep(2.0)  # shards have said what they spent
         before = spent(pid, api)
-        asyncio.run(send(http, senders, exports))
+        asyncio.run(send(http, senders, EXPORTS))
         wall = time.monotonic()
         time.sleep(2.0)
         after = spent(pid, api)
@@ -117,18 +112,15 @@ def measured(shards: int, bodies: list[bytes], exports: int) -> Spent:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--exports", type=int, default=40)
-    exports = parser.parse_args().exports
-    bodies = messages(CASE, exports=WARM + exports)
-    count = exports * PROCESSES
+    bodies = messages(CASE, exports=WARM + EXPORTS)
+    count = EXPORTS * PROCESSES
     print(
         f"{count:,} messages of {sum(map(len, bodies)) // len(bodies):,} bytes over HTTP; CPU time of a message in us"
     )
     print("                    judge   shards      Ray      all   messages/CPU second   messages/s of wall time")
     found = {}
     for shards in (0, 1, 2):
-        cost = found[shards] = measured(shards, bodies, exports)
+        cost = found[shards] = measured(shards, bodies)
         parts = [1e6 * value / count for value in (cost.judge, cost.shards, cost.ray, cost.total)]
         name = "one process" if not shards else f"{shards} shard{'s' * (shards > 1)}"
         print(

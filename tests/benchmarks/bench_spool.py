@@ -1,4 +1,4 @@
-"""What keeping requests costs: `python tests/benchmarks/bench_spool.py [--requests 5000] [--rounds 5]`.
+"""What keeping requests costs: `python tests/benchmarks/bench_spool.py`.
 
 Requests have 1,000 prompt and 500 sampled tokens. The alternative for writing is what one would write first: a JSON
 line for each request, flushed each time.
@@ -6,7 +6,6 @@ line for each request, flushed each time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -74,12 +73,8 @@ def writing(folder: Path, requests: int, rounds: int) -> None:
 
 def main() -> None:
     """Run the measurement and print it."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--requests", type=int, default=5000)
-    arguments.add_argument("--rounds", type=int, default=5)
-    options = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="kc-otel-") as folder:
-        writing(Path(folder), options.requests, options.rounds)
+        writing(Path(folder), requests=5000, rounds=5)
 
 
 if __name__ == "__main__":

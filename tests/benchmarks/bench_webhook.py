@@ -29,14 +29,12 @@ import yaml
 from kc_otel.contract.load import load
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from tests.integration.conftest import Evaluator, Pager, paging
-from tests.integration.test_overload import FLOODED as CONTRACT
+from tests.integration.test_overload import paged
 from tests.tools import debian
 from tests.tools.load import message
 from tests.tools.servers import free_address, running, sink
 
-LASTING = CONTRACT.replace("window: 60s, long_window: 120s", "window: 5m, long_window: 10m").replace(
-    "heartbeat: 60s", "heartbeat: 5m"
-)
+LASTING_MINUTES = 5
 """What is broken is still broken when Prometheus looks."""
 WAIT_SECONDS = 240.0
 """Seconds in which Alertmanager has to have said the last of them."""
@@ -48,7 +46,7 @@ def breaches(count: int, folder: Path, *, beside: bool) -> tuple[list[float], li
     contracts = folder / "contracts"
     contracts.mkdir()
     for name in names:
-        (contracts / f"{name}.yaml").write_text(LASTING.replace("name: policy", f"name: {name}"))
+        (contracts / f"{name}.yaml").write_text(paged(name, LASTING_MINUTES))
     sent: dict[str, float] = {}
     told: dict[str, float] = {}
     own: list[float] = []
