@@ -53,22 +53,17 @@ def is_named(found, fault):
 
 
 @pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_in_an_engine_is_named(pair, fault):
+def test_a_fault_in_an_engine_is_named(pair, captured, training_capture, fault):
+    """By both kernels on one machine, and by what two machines wrote of theirs."""
     from kc_otel.diagnose.torch_locate import locate
 
     train, kernel, sequences = pair
     with planted(kernel, fault, LAYER):
         found = locate(CONTRACT, train, kernel, sequences, shares=False)
+        capture = captured(kernel)
     is_named(found, fault)
     assert {finding.boundary.layer for finding in found.findings} == {found.culprit.boundary.layer}
-
-
-@pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_named_from_captures(pair, captured, training_capture, fault):
-    """What two machines wrote is enough for where it begins."""
-    _, kernel, _ = pair
-    with planted(kernel, fault, LAYER):
-        is_named(compare_captures(CONTRACT, training_capture, captured(kernel)), fault)
+    is_named(compare_captures(CONTRACT, training_capture, capture), fault)
 
 
 @pytest.mark.parametrize("fault", AFTER_HEAD, ids=lambda fault: fault.name)

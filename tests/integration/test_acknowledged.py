@@ -20,37 +20,29 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import Me
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay import read_recordings
 from tests.integration.conftest import Evaluator, ForkedEvaluator, Pager
+from tests.tools.contracts import contract_text
 
 KILLS = int(os.environ.get("KC_OTEL_KILLS", "6"))
 TICK = 0.5
 """Seconds between evaluations."""
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels:
-  train: {engine: torch, dtype: float32}
-  inference: {engine: vllm, dtype: bfloat16}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 12h, long_window: 24h, min_samples: 500, heartbeat: 12h}
-escalation:
-  - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}
-"""
-RECENT = (
-    CONTRACT.replace("name: policy", "name: recent")
-    .replace("window: 12h, long_window: 24h", "window: 60s, long_window: 100s")
-    .replace("heartbeat: 12h", "heartbeat: 60s")
-)
-"""The same, of which a step of the verdicts' past lasts five seconds."""
+WINDOWS = {"policy": ("12h", "24h"), "recent": ("60s", "100s")}
+"""Of each contract; a step of the past of the second one's verdicts lasts five seconds."""
 
 
 @pytest.fixture
 def contract_file(tmp_path: Path) -> Path:
     folder = tmp_path / "contracts"
     folder.mkdir()
-    (folder / "policy.yaml").write_text(CONTRACT)
-    (folder / "recent.yaml").write_text(RECENT)
+    for name, (window, long_window) in WINDOWS.items():
+        text = contract_text(
+            name,
+            statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}],
+            observability={"window": window, "long_window": long_window, "min_samples": 500, "heartbeat": window},
+            escalation=[
+                {"on": "fail", "severity": "critical", "do": [{"route": "train-kernel"}, {"webhook": "pager"}]}
+            ],
+        )
+        (folder / f"{name}.yaml").write_text(text)
     return folder
 
 

@@ -23,6 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from kc_otel.judge.otlp.requests import Limits
 from tests.integration.conftest import CONTRACT, Evaluator, paging
+from tests.tools.contracts import contract_text
 from tests.tools.load import HEADERS, beside, healthy, largest_resident, message, report
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
@@ -34,21 +35,20 @@ BEFORE = 3.0
 """Seconds that the honest sender is there before the others: what a kernel has is not taken from it."""
 CONNECTIONS = 40
 POINTS = 200
-FLOODED = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels:
-  train: {engine: torch, dtype: float32}
-  inference: {engine: vllm, dtype: bfloat16}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 60s, long_window: 120s, min_samples: 500, heartbeat: 60s}
-escalation:
-  - {on: fail, severity: critical, do: [{webhook: pager}]}
-"""
 _STREAMS, _BUCKETS = 300, 160
 _NAME = "SENDER000"
+
+
+def paged(name: str = "policy", minutes: int = 1) -> str:
+    """A contract whose breach the pager is told of."""
+    return contract_text(
+        name,
+        statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}],
+        observability={
+            "window": f"{minutes}m", "long_window": f"{2 * minutes}m", "min_samples": 500, "heartbeat": f"{minutes}m",
+        },
+        escalation=[{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}],
+    )  # fmt: skip
 
 
 def allowed(waits: list[float]) -> float:
@@ -82,7 +82,7 @@ def long_message(points: int) -> bytes:
 @pytest.mark.slow
 def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> None:
     """Forty connections, 30,000 new kernel versions, a webhook that never answers: bounded, counted, told, judged."""
-    (tmp_path / "policy.yaml").write_text(FLOODED)
+    (tmp_path / "policy.yaml").write_text(paged())
     flooded, told, values, waits, health_waits = Counter[int](), 0, 0, list[float](), list[float]()
     numbers, began, template, written = count(), time.time_ns(), b"", -math.inf
 
