@@ -176,7 +176,6 @@ async def measured(fleet: Fleet, pid: int, api: str | None) -> tuple[float, int]
 
 
 def show(name: str, fleet: Fleet, pid: int, api: str | None = None) -> None:
-    """Print what a process takes for a fleet."""
     cores, memory = asyncio.run(measured(fleet, pid, api))
     waits = sorted(fleet.waits)
     other = {status: count for status, count in fleet.answers.items() if status not in {"200", "204", "OK"}}

@@ -24,7 +24,6 @@ CONTRACT = contract_of("planted", kernels={"train": {"engine": "torch"}, "infere
 
 
 def located(fault: Fault | None, layer: int, seed: int) -> Located:
-    """The answer for one model."""
     train, inference = pair(fault, layer, seed)
     return locate(CONTRACT, train, inference, conversations(seed=seed), shares=False)
 
@@ -68,7 +67,6 @@ def engine_rows() -> None:
 
 
 def fault_row(fault: Any, runs: list[tuple[int, Located]]) -> str:
-    """A line of the table."""
     right = sum(is_right(fault, layer, found) for layer, found in runs)
     missed = sum(found.culprit is None for _, found in runs)
     return row(fault.name, right, missed, len(runs) - right - missed, [found for _, found in runs])

@@ -76,7 +76,6 @@ def ours(train: torch.Tensor, inference: torch.Tensor, *, code: bool) -> np.ndar
 
 
 def main() -> None:
-    """Time all and print the table."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     inference = 3 * torch.randn((ROWS, VOCAB), generator=generator)

@@ -144,7 +144,6 @@ def handing_over(step: list[torch.Tensor], rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Time the programs and print the table."""
     torch.set_num_threads(1)
     train, inference = logprobs()
     tensors = torch.from_numpy(train), torch.from_numpy(inference)

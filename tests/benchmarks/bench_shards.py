@@ -97,7 +97,6 @@ async def send(url: str, senders: list[Sender], exports: int) -> None:
 
 
 def measured(shards: int, bodies: list[bytes]) -> Spent:
-    """What all messages took."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), shards) as (pid, http, api):
         began = time.time() - 10.0 * (WARM + EXPORTS)
         senders = [Sender(bodies, number, began) for number in range(PROCESSES)]

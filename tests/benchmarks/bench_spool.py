@@ -21,7 +21,6 @@ PROMPT, TOKENS = 1000, 500
 
 
 def request(number: int) -> SampledRequest:
-    """A request of random tokens."""
     rng = np.random.default_rng(number)
     return SampledRequest(
         f"cmpl-{number}",
@@ -34,7 +33,6 @@ def request(number: int) -> SampledRequest:
 
 
 def writing(folder: Path, requests: int, rounds: int) -> None:
-    """The spool against a JSON line per request."""
     made = [request(number) for number in range(256)]
 
     def spooled() -> None:
@@ -72,7 +70,6 @@ def writing(folder: Path, requests: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Run the measurement and print it."""
     with tempfile.TemporaryDirectory(prefix="kc-otel-") as folder:
         writing(Path(folder), requests=5000, rounds=5)
 

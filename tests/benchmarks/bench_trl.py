@@ -112,7 +112,6 @@ def grpo(folder, steps):
 
 
 def main():
-    """Run the comparison and print it."""
     if find_spec("trl") is None:
         print("trl is not installed here: nothing to measure")
         return

@@ -26,7 +26,6 @@ ROUNDS, REQUESTS, TOKENS = 60, 64, 64
 
 
 def main() -> None:
-    """Run the comparison and print it."""
     if find_spec("vllm") is None:
         print("vLLM is not installed here; `make bench` runs this with .venv-engines where that is made")
         return

@@ -116,7 +116,6 @@ def _both(api: str, contracts: Sequence[Path], receiver: str, folder: Path) -> I
 
 
 def main() -> None:
-    """Print the quantiles."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     try:
         debian.find("prometheus")

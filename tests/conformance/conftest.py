@@ -46,7 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
-    """An evaluator of its own."""
     contract = ROOT / "contracts" / "serving-int8.yaml"
     evaluator = Evaluator(contract, Path(":memory:"), {}, "--no-webhooks", "--max-request", "8")
     yield Target(evaluator.http, evaluator.grpc)

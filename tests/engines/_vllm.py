@@ -12,8 +12,6 @@ contract = partial(contract_of, "tiny", slices=SLICES)
 
 
 class MemorySink:
-    """Keeps requests by id."""
-
     def __init__(self):
         self.requests = {}
 

@@ -85,12 +85,8 @@ def trainer(tiny_model, texts, tmp_path):
 class Copy:
     """An inference kernel: the same weights in bfloat16, as of the last synchronisation."""
 
-    def __init__(self):
-        self.model = None
-        self.score = None
-        self.step = None
-        self.frozen = False
-        self.trainer = None
+    score = step = trainer = None
+    frozen = False
 
     def sync(self, model):
         if not self.frozen:

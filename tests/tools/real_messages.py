@@ -139,7 +139,6 @@ class Sender:
 
 
 def exponential_points(body: bytes) -> list[Any]:
-    """Points of all exponential histograms in a message."""
     return [
         point
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
