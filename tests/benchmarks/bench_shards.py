@@ -4,8 +4,7 @@ Real recorders' messages (the contract of twenty slices after 100,000 tokens) ov
 process, and into a judge before one and two shards of a Ray cluster that begins and ends with it. What is divided is
 CPU time, so that other programs count for little: a message costs the judge's process so much, a shard so much, and
 Ray's own processes so much. How many shards one judge's process can feed is the ratio of the first two; efficiency from
-one core to two is what a message costs all of them with one shard, by what it costs with two. Wall time is said as
-well, and means something on an idle machine only. Three minutes.
+one core to two is what a message costs all of them with one shard, by what it costs with two. Three minutes.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ class Spent:
     judge: float
     shards: float
     ray: float
-    wall: float
 
     def since(self, before: Spent) -> Spent:
-        return Spent(*(getattr(self, name) - getattr(before, name) for name in ("judge", "shards", "ray", "wall")))
+        return Spent(*(getattr(self, name) - getattr(before, name) for name in ("judge", "shards", "ray")))
 
     @property
     def total(self) -> float:
@@ -71,7 +69,7 @@ def spent(pid: int, api: str) -> Spent:
     shards = httpx.get(f"{api}/api/v1/health").json()["shards"]
     own = {pid, *(shard["pid"] for shard in shards)}
     others = sum(use(child).cpu for child in below(pid) if child not in own)
-    return Spent(use(pid).cpu, sum(shard["cpu_seconds"] for shard in shards), others, time.monotonic())
+    return Spent(use(pid).cpu, sum(shard["cpu_seconds"] for shard in shards), others)
 
 
 def below(pid: int) -> list[int]:
@@ -104,10 +102,8 @@ def measured(shards: int, bodies: list[bytes]) -> Spent:
         time.sleep(2.0)  # shards have said what they spent
         before = spent(pid, api)
         asyncio.run(send(http, senders, EXPORTS))
-        wall = time.monotonic()
         time.sleep(2.0)
-        after = spent(pid, api)
-        return Spent(after.judge, after.shards, after.ray, wall).since(before)
+        return spent(pid, api).since(before)
 
 
 def main() -> None:
@@ -116,7 +112,7 @@ def main() -> None:
     print(
         f"{count:,} messages of {sum(map(len, bodies)) // len(bodies):,} bytes over HTTP; CPU time of a message in us"
     )
-    print("                    judge   shards      Ray      all   messages/CPU second   messages/s of wall time")
+    print("                    judge   shards      Ray      all   messages/CPU second")
     found = {}
     for shards in (0, 1, 2):
         cost = found[shards] = measured(shards, bodies)
@@ -124,12 +120,11 @@ def main() -> None:
         name = "one process" if not shards else f"{shards} shard{'s' * (shards > 1)}"
         print(
             f"  {name:14s} {parts[0]:8,.0f} {parts[1]:8,.0f} {parts[2]:8,.0f} {parts[3]:8,.0f} "
-            f"{count / cost.total:21,.0f} {count / cost.wall:25,.0f}",
+            f"{count / cost.total:21,.0f}",
             flush=True,
         )
     print(f"  efficiency of a core from one shard to two: {found[1].total / found[2].total:.2f}")
     print(f"  shards that one judge's process can feed: {found[2].shards / found[2].judge:.1f}")
-    print(f"  wall time of one shard by that of two: {found[1].wall / found[2].wall:.2f}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import yaml
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
@@ -18,7 +17,7 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load_text
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
-from kc_otel.serve.access.access_file import digest_of, new_token
+from tests.tools.access import access_of, token_of
 from tests.tools.located_evidence import located_evidence
 
 from .conftest import CONTRACT, Evaluator, Traffic, command, logprobs, wrong
@@ -29,6 +28,7 @@ MARKUP = "<img src=x onerror=document.title='broken-in'>"
 BAD = kc_otel.Kernel("vllm", version="2", dtype="int8", hardware=MARKUP)
 CALM = {"code": 0.005, "prose": 0.005}
 READY = "document.querySelector('#live-dot.ok')"
+INCIDENT_FITS = "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
 NO_SIDEWAYS = "document.documentElement.scrollWidth <= innerWidth"
 
 
@@ -143,13 +143,11 @@ def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(browser, serve, reco
         traffic.send(step, **CALM)
         time.sleep(1.0)
     browser.open(address)
-    browser.wait("document.querySelector('#axes button:nth-child(2)') && !document.querySelector('#axes').hidden")
     by_step = "document.querySelector('#axes button:nth-child(2)')"
+    browser.wait(f"{by_step} && !document.querySelector('#axes').hidden")
     browser.evaluate(f"{by_step}.click()")
     browser.wait("document.querySelector('#history-chart').ariaLabel.endsWith('over steps')")
-    assert (
-        browser.evaluate("document.querySelector('#axes button:nth-child(2)').getAttribute('aria-pressed')") == "true"
-    )
+    assert browser.evaluate(f"{by_step}.getAttribute('aria-pressed')") == "true"
     browser.evaluate("document.querySelector('#history-table').parentElement.open = true")
     browser.wait("document.querySelector('#history-table td')")
     assert {"Step", "400", "800"} <= set(browser.evaluate("document.querySelector('#history-table').innerText").split())
@@ -269,9 +267,7 @@ def test_an_incident_has_an_address_that_a_message_can_link_to(browser: Any, bro
     assert "Contained" in said
     assert "to the training kernel" in said
     assert browser.evaluate("document.querySelector('#incident .onsets th a').innerText") == "code"
-    assert browser.evaluate(
-        "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
-    )
+    assert browser.evaluate(INCIDENT_FITS)
     browser.evaluate("document.querySelector('#incident .close').click()")
     browser.wait("location.hash === '#/'")
     browser.open(f"{broken.api}/{address}")
@@ -300,9 +296,7 @@ def test_an_incident_shows_drift_along_depth_once_it_was_located(browser: Any, b
     located(broken)
     browser.wait("document.querySelector('#depth-chart .chart')", 20)
     assert "Marked: layer 1, o_proj." in browser.evaluate("document.querySelector('#depth-text').innerText")
-    assert browser.evaluate(
-        "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
-    )
+    assert browser.evaluate(INCIDENT_FITS)
     located(broken, "<img src=x onerror=alert(1)>")
     browser.wait("document.querySelector('#depth-text').innerText.includes('<img src=x')", 20)
     assert browser.evaluate("document.querySelectorAll('img[src=x]').length") == 0
@@ -506,9 +500,8 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
     evaluator = serve()
     recorder(evaluator).send(**CALM)
     browser.open(evaluator.api)
-    browser.wait(
-        "document.querySelector('#overview-title')?.textContent === 'Every promise holds on what is measured'", 60.0
-    )
+    title = "document.querySelector('#overview-title')?.textContent"
+    browser.wait(f"{title} === 'Every promise holds on what is measured'")
     browser.evaluate("""(() => {
       const real = window.fetch;
       window.fetch = async (...asked) => {
@@ -521,14 +514,10 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
         return new Response(JSON.stringify(said));
       };
     })()""")
-    browser.wait(
-        "document.querySelector('#overview-title')?.textContent === 'Nothing has been evaluated for 1 min 15 s'"
-    )
+    browser.wait(f"{title} === 'Nothing has been evaluated for 1 min 15 s'")
     assert browser.evaluate("document.querySelector('#overview-title').className") == "fail"
-    assert re.match(
-        r"At \d.*: Nothing measured is broken; the evaluator fails\. ",
-        browser.evaluate("document.querySelector('#overview-sub').textContent"),
-    )
+    said = browser.evaluate("document.querySelector('#overview-sub').textContent")
+    assert re.match(r"At \d.*: Nothing measured is broken; the evaluator fails\. ", said)
     assert browser.evaluate("document.querySelector('#live-dot').className") == "dot lost"
     assert browser.evaluate("document.title") == "! nothing is judged · kc-otel"
     never = "import('/page/format.js').then((page) => page.lateness({{at: null, now: 1000, started_at: {}}}))"
@@ -541,9 +530,7 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
 
 def test_a_browser_asks_for_a_token_once(browser: Any, serve: Callable[..., Evaluator], tmp_path: Path) -> None:
     """As the password; it is there for what the page reads and says. A link from elsewhere leads to the page."""
-    token = new_token()
-    entry = {"name": "ada", "may": ["read", "act"], "sha256": digest_of(token)}
-    (tmp_path / "access.yaml").write_text(yaml.safe_dump({"tokens": [entry]}))
+    access_of(tmp_path, ada="read act")
     evaluator = serve("--access", str(tmp_path / "access.yaml"))
     browser.open("about:blank")
     browser.call("Fetch.enable", handleAuthRequests=True)
@@ -556,7 +543,7 @@ def test_a_browser_asks_for_a_token_once(browser: Any, serve: Callable[..., Eval
                 browser.call("Fetch.continueRequest", requestId=event["params"]["requestId"])
             elif event["method"] == "Fetch.authRequired":
                 asked.append(event["params"]["authChallenge"])
-                answer = {"response": "ProvideCredentials", "username": "", "password": token}
+                answer = {"response": "ProvideCredentials", "username": "", "password": token_of("ada")}
                 browser.call(
                     "Fetch.continueWithAuth", requestId=event["params"]["requestId"], authChallengeResponse=answer
                 )
