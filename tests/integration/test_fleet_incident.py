@@ -7,8 +7,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import numpy as np
@@ -150,33 +151,30 @@ def told_of(pagerduty: Limited) -> set[str]:
     return {cell["slice"] for cells in fired for cell in cells}
 
 
-class Overview:
-    """Grafana's first board by its queries, on a Prometheus that scrapes the evaluator; nothing is picked on it."""
+@contextmanager
+def scraped(program: str, api: str, folder: Path) -> Iterator["Overview"]:
+    """The board on a Prometheus that scrapes the evaluator."""
+    config, own = folder / "prometheus.yml", free_address()
+    job = {"job_name": "evaluator", "static_configs": [{"targets": [api.removeprefix("http://")]}]}
+    config.write_text(yaml.safe_dump({"scrape_configs": [job | {"scrape_interval": "1s", "scrape_timeout": "1s"}]}))
+    command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (
+        running([*command, f"--web.listen-address={own}"], folder / "log", f"http://{own}/-/ready"),
+        httpx.Client(base_url=f"http://{own}/api/v1", timeout=20, trust_env=False) as client,
+    ):
+        yield Overview(client)
 
-    def __init__(self, program: str, api: str, folder: Path) -> None:
+
+class Overview:
+    """Grafana's first board by its queries; nothing is picked on it."""
+
+    def __init__(self, client: httpx.Client) -> None:
         board = json.loads(BOARD.read_text())
+        self._client = client
         self._queries = {
             panel["title"]: panel["targets"][0]["expr"] for panel in board["panels"] if panel.get("targets")
         }
         self._queries |= {mark["name"]: mark["expr"] for mark in board["annotations"]["list"] if "expr" in mark}
-        config, own = folder / "prometheus.yml", free_address()
-        targets = [{"targets": [api.removeprefix("http://")]}]
-        config.write_text(
-            yaml.safe_dump({"scrape_configs": [
-                {"job_name": "evaluator", "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
-            ]})
-        )  # fmt: skip
-        command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
-        self._running = running([*command, f"--web.listen-address={own}"], folder / "log", f"http://{own}/-/ready")
-        self._client = httpx.Client(base_url=f"http://{own}/api/v1", timeout=20, trust_env=False)
-
-    def __enter__(self) -> Self:
-        self._running.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - handed on as it is
-        self._client.close()
-        self._running.__exit__(*error)
 
     def rows(self, title: str) -> list[dict[str, Any]]:
         """What a panel's first query finds."""
@@ -262,7 +260,7 @@ def test_a_fleet_is_one_incident_and_one_page(browser, serve, pagerduty, slack, 
         return {cell["slice"]: cell["status"] for cell in found if cell["kernel_inference"] == kernel.fingerprint}
 
     with (
-        Overview(program("prometheus"), evaluator.api, tmp_path) as overview,
+        scraped(program("prometheus"), evaluator.api, tmp_path) as overview,
         Router(evaluator.api, contracts=[load(contract_file)], wait=1.0) as router,
         Fleet(contract_file, evaluator.http, router) as fleet,
     ):
