@@ -31,7 +31,7 @@ from kc_otel.generate.prometheus.alerting_rules import rule_file
 from tests.integration.conftest import Evaluator, Pager, paging
 from tests.integration.test_overload import paged
 from tests.tools import debian
-from tests.tools.load import message
+from tests.tools.load import HEADERS, message
 from tests.tools.servers import free_address, running, sink
 
 LASTING_MINUTES = 5
@@ -73,9 +73,7 @@ def breaches(count: int, folder: Path, *, beside: bool) -> tuple[list[float], li
             time.sleep(random.uniform(0.0, 1.0))
             body = message(["v1"], time.time_ns() - 10**9, 1000, contract=name)
             before, sent[name] = len(pager.bodies), time.monotonic()
-            answer = client.post(
-                f"{evaluator.http}/v1/metrics", content=body, headers={"content-type": "application/x-protobuf"}
-            )
+            answer = client.post(f"{evaluator.http}/v1/metrics", content=body, headers=HEADERS)
             assert answer.status_code == 200
             while len(pager.bodies) == before:
                 assert time.monotonic() - sent[name] < 60, evaluator.log
