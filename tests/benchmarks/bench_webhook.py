@@ -71,7 +71,7 @@ def breaches(count: int, folder: Path, *, beside: bool) -> tuple[list[float], li
         client = stack.enter_context(httpx.Client(timeout=30))
         for name in names:
             time.sleep(random.uniform(0.0, 1.0))
-            body = message(["v1"], time.time_ns() - 10**9, 1000, contract=name)
+            body = message(["v1"], time.time_ns() - 10**9, 1000, [name])
             before, sent[name] = len(pager.bodies), time.monotonic()
             answer = client.post(f"{evaluator.http}/v1/metrics", content=body, headers=HEADERS)
             assert answer.status_code == 200

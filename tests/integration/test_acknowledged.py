@@ -15,13 +15,12 @@ import grpc
 import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay import read_recordings
 from tests.integration.conftest import Evaluator, ForkedEvaluator, Pager
 from tests.tools.contracts import contract_text
-from tests.tools.load import HEADERS
+from tests.tools.load import EXPORT, HEADERS, message
 
 KILLS = int(os.environ.get("KC_OTEL_KILLS", "6"))
 TICK = 0.5
@@ -78,40 +77,27 @@ class Source(threading.Thread):
         self._stopped.set()
         self.join(60)
 
-    def _request(self, count: int) -> ExportMetricsServiceRequest:
-        request, now = ExportMetricsServiceRequest(), time.time_ns()
-        resource = request.resource_metrics.add()
-        resource.resource.attributes.add(key="service.instance.id").value.string_value = self.kernel
-        data = resource.scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1").exponential_histogram
-        data.aggregation_temporality = 2 if self._cumulative else 1
-        start = self._began if self._cumulative else self._last
-        for contract in WINDOWS:
-            point = data.data_points.add(start_time_unix_nano=start, time_unix_nano=now)
-            of = {"contract": contract, "slice": "all", "kernel.train": "a", "kernel.inference": self.kernel}
-            for key, value in of.items():
-                point.attributes.add(key=f"kc.{key}").value.string_value = value
-            point.count = self.sent if self._cumulative else count
-            point.sum = 0.5 * point.count
-            point.positive.offset = -2  # of scale 0: (0.25, 0.5]
-            point.positive.bucket_counts.append(point.count)
+    def _request(self, count: int) -> bytes:
+        now = time.time_ns()
+        began, total = (self._began, self.sent) if self._cumulative else (self._last, count)
         self._last = now
-        return request
+        delta = not self._cumulative
+        return message([self.kernel], began, total, WINDOWS, ended=now, delta=delta, instance=self.kernel)
 
-    def _export(self, request: Any) -> bool:
+    def _export(self, body: bytes) -> bool:
         assert self.evaluator is not None
         try:
             if self._over_grpc:
                 with grpc.insecure_channel(self.evaluator.grpc) as channel:
-                    answer = MetricsServiceStub(channel).Export(request, timeout=5)
+                    answer = channel.unary_unary(EXPORT)(body, timeout=5)
             else:
-                url, body = f"{self.evaluator.http}/v1/metrics", request.SerializeToString()
-                response = httpx.post(url, content=body, headers=HEADERS, timeout=5)
+                response = httpx.post(f"{self.evaluator.http}/v1/metrics", content=body, headers=HEADERS, timeout=5)
                 if response.status_code != 200:
                     return False
-                answer = ExportMetricsServiceRequest.FromString(response.content)
+                answer = response.content
         except (httpx.HTTPError, grpc.RpcError):
             return False
-        if answer.ByteSize():
+        if answer:
             self.trouble = str(answer)
         return True
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.conftest import CONTRACT, Evaluator, Meanwhile
 from tests.serve.receivers.conftest import wrapped
-from tests.tools.load import HEADERS, largest_resident, message
+from tests.tools.load import EXPORT, HEADERS, largest_resident, message
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,7 @@ def test_eight_million_empty_points(survives: Evaluator) -> None:
     assert post(survives, bomb, **{"content-encoding": "gzip"}) == 413
     plain = wrapped(wrapped(b"", 1) * 8_000_000, 10, 2, 2, 1)
     with grpc.insecure_channel(survives.grpc, compression=grpc.Compression.Gzip) as channel:
-        export = channel.unary_unary("/opentelemetry.proto.collector.metrics.v1.MetricsService/Export")
+        export = channel.unary_unary(EXPORT)
         assert refused(lambda: export(plain, timeout=60)) in {
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             grpc.StatusCode.INVALID_ARGUMENT,

@@ -24,9 +24,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from kc_otel.judge.otlp.requests import Limits
 from tests.integration.conftest import CONTRACT, Evaluator, paging
 from tests.tools.contracts import contract_text
-from tests.tools.load import HEADERS, beside, healthy, largest_resident, message, report
+from tests.tools.load import EXPORT, HEADERS, beside, healthy, largest_resident, message, report
 
-EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 SMALL = 400 * 2**20
 """Bytes that the process may have at any time."""
 QUICK = 0.05
@@ -149,7 +148,7 @@ def test_a_hundred_senders_of_the_largest_message_leave_it_small_and_quick(tmp_p
     def over_http() -> None:
         with closing(HTTPConnection(evaluator.http.partition("://")[2], timeout=60)) as connection:
             while time.monotonic() < end:
-                connection.request("POST", "/v1/metrics", body, {"content-type": "application/x-protobuf"})
+                connection.request("POST", "/v1/metrics", body, HEADERS)
                 answer = connection.getresponse()
                 answer.read()
                 answers[f"http {answer.status}"] += 1
