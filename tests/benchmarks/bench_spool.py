@@ -18,18 +18,15 @@ from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool
 
 PROMPT, TOKENS = 1000, 500
+KERNEL = Kernel("vllm", version="0.32", dtype="bfloat16")
 
 
 def request(number: int) -> SampledRequest:
     rng = np.random.default_rng(number)
-    return SampledRequest(
-        f"cmpl-{number}",
-        rng.integers(0, 32_000, PROMPT),
-        rng.integers(0, 32_000, TOKENS),
-        np.log(rng.uniform(0.01, 1.0, TOKENS)).astype(np.float32),
-        Kernel("vllm", version="0.32", dtype="bfloat16"),
-        attributes={"task": "code", "prompt_tokens": PROMPT},
-    )
+    prompt, tokens = (rng.integers(0, 32_000, size) for size in (PROMPT, TOKENS))
+    logprobs = np.log(rng.uniform(0.01, 1.0, TOKENS)).astype(np.float32)
+    attributes = {"task": "code", "prompt_tokens": PROMPT}
+    return SampledRequest(f"cmpl-{number}", prompt, tokens, logprobs, KERNEL, attributes=attributes)
 
 
 def writing(folder: Path, requests: int, rounds: int) -> None:

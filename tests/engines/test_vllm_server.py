@@ -83,9 +83,7 @@ def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
         "KC_OTEL_CONTRACT": str(CONTRACT),
         "KC_OTEL_SPOOL": str(spool),
         "KC_OTEL_SAMPLING": "1",
-        "OTEL_TRACES_EXPORTER": "none",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
+        **{f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")},
     }
     launcher = [str(Path(sys.executable).with_name("opentelemetry-instrument"))]
     log = tmp_path / "instrumented.log"
