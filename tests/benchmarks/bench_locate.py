@@ -13,25 +13,17 @@ from typing import Any
 
 import torch
 
-from kc_otel.contract.model import Contract
 from kc_otel.diagnose.located import Located
 from kc_otel.diagnose.torch_locate import locate
 from tests.diagnose.planted_faults import FAULTS, LAYERS, Fault, conversations, pair
+from tests.tools.contracts import contract_of
 
 SEEDS = 2
 HEADER = "| planted | found | missed | wrong | seconds | tokens |\n| --- | --- | --- | --- | --- | --- |"
-CONTRACT = Contract.model_validate(
-    {
-        "apiVersion": "kernel-contract/v1",
-        "kind": "KernelContract",
-        "metadata": {"name": "planted", "version": 1, "owner": "tests"},
-        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch"}},
-    }
-)
+CONTRACT = contract_of("planted", kernels={"train": {"engine": "torch"}, "inference": {"engine": "torch"}})
 
 
 def located(fault: Fault | None, layer: int, seed: int) -> Located:
-    """The answer for one model."""
     train, inference = pair(fault, layer, seed)
     return locate(CONTRACT, train, inference, conversations(seed=seed), shares=False)
 
@@ -62,9 +54,7 @@ def engine_rows() -> None:
         for fault in live.ENGINE_FAULTS:
             runs = [(layer, answer(fault, layer)) for layer in (range(live.LAYERS) if fault.in_layer else (0,))]
             print(fault_row(fault, runs))
-        idle = [answer(None, 0) for _ in range(10)]
-        named = sum(found.culprit is not None for found in idle)
-        print(row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle))
+        print(idle_row([answer(None, 0) for _ in range(10)]))
         kernel.close()
         runs = []
         for layer in range(live.LAYERS):
@@ -77,10 +67,14 @@ def engine_rows() -> None:
 
 
 def fault_row(fault: Any, runs: list[tuple[int, Located]]) -> str:
-    """A line of the table."""
     right = sum(is_right(fault, layer, found) for layer, found in runs)
     missed = sum(found.culprit is None for _, found in runs)
     return row(fault.name, right, missed, len(runs) - right - missed, [found for _, found in runs])
+
+
+def idle_row(idle: list[Located]) -> str:
+    named = sum(found.culprit is not None for found in idle)
+    return row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle)
 
 
 def main() -> None:
@@ -91,9 +85,7 @@ def main() -> None:
         layers = range(LAYERS) if fault.in_layer else (0,)
         runs = [(layer, located(fault, layer, seed)) for layer in layers for seed in range(SEEDS)]
         print(fault_row(fault, runs))
-    idle = [located(None, 0, seed) for seed in range(5 * SEEDS)]
-    named = sum(found.culprit is not None for found in idle)
-    print(row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle))
+    print(idle_row([located(None, 0, seed) for seed in range(5 * SEEDS)]))
     if find_spec("vllm"):
         print(f"\n{HEADER}")
         engine_rows()
