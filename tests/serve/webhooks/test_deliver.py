@@ -165,6 +165,13 @@ def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
     assert [status.endpoint for status in outbox.status() if status.disabled] == ["chat"]
 
 
+def test_an_attempt_is_noted_before_it_is_made(outbox, receiver):
+    first, made = outbox.enqueue("pager", "policy-7b", b"{}", AT), []
+    outbox.begin = lambda message: made.append((message, len(receiver.requests)))
+    dispatched(outbox, endpoints(receiver, "pager"))
+    assert (made, len(receiver.requests)) == ([(first, 0)], 1)
+
+
 def test_a_message_that_may_have_been_accepted_once_stays_one(outbox, receiver):
     """The process was killed during an attempt, and the endpoint refuses connections since."""
     first = outbox.enqueue("pager", "policy-7b", b"{}", AT)
