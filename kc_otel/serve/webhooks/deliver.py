@@ -143,7 +143,11 @@ class Dispatcher:
             self._lanes.pop(lane, None)
 
     async def _deliver(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
+        async with self._turn():
+            self._outbox.begin(message.id)
         status, retry_after, error = await self._post(endpoint, message)
+        if message.error.endswith(MAY_HAVE_ARRIVED) and not error.endswith(MAY_HAVE_ARRIVED):
+            error += MAY_HAVE_ARRIVED  # an attempt before it
         async with self._turn():
             state = self._outbox.answered(message.id, self._clock(), status, error, retry_after)
         self.attempts[endpoint.name, state.value] += 1

@@ -63,7 +63,7 @@ _SUPERSEDED: Final = "superseded: it was over before anything of it was delivere
 _IS_SUPERSEDED: Final = "(state = 'parked' AND error LIKE 'superseded: %')"
 _IS_GIVEN_UP: Final = "(state = 'parked' AND error NOT LIKE 'superseded: %')"
 MAY_HAVE_ARRIVED: Final = "; it may have been accepted"
-"""End of the error of a message after an attempt that was sent and not answered, and of its later errors."""
+"""End of the error of a message while it is sent, and after an attempt that was not answered or refused."""
 
 
 class DeliveryState(StrEnum):
@@ -197,30 +197,30 @@ class Outbox:
         held = {endpoint for endpoint, (since, seconds) in self._held.items() if since <= now < since + seconds}
         return tuple(message for message in map(_message, rows) if message.endpoint not in held | self._disabled.keys())
 
+    def begin(self, message_id: str) -> None:
+        """Note that an attempt is made: whatever becomes of this process, the message may have been accepted."""
+        with unit_of_work(self._connection):
+            self._connection.execute(
+                "UPDATE outbox SET error = error || ? WHERE id = ? AND error NOT LIKE ?",
+                (MAY_HAVE_ARRIVED, message_id, f"%{MAY_HAVE_ARRIVED}"),
+            )
+
     def answered(
         self, message_id: str, now: float, status: int | None, error: str = "", retry_after: float | None = None
     ) -> DeliveryState:
         """Note what an attempt came to, with no status where nothing answered; return the message's state.
 
-        One that expired while the attempt was under way stays parked; so does one that was superseded, unless it
-        arrived: its end waits again then. `error` must hold no secret.
+        One that expired while the attempt was under way stays parked. `error` must hold no secret.
         """
         state = _state_after(status)
         asked = min(max(0.0, retry_after or 0.0), self._cap)
         with unit_of_work(self._connection):
             row = self._connection.execute(
-                f"SELECT endpoint, attempts, error, {_IS_SUPERSEDED} FROM outbox"  # noqa: S608 - a constant
-                f" WHERE id = ? AND (state = 'waiting' OR {_IS_SUPERSEDED})",
-                (message_id,),
+                "SELECT endpoint, attempts FROM outbox WHERE id = ? AND state = 'waiting'", (message_id,)
             ).fetchone()
-            arrived = state is DeliveryState.DELIVERED or error.endswith(MAY_HAVE_ARRIVED)
-            if row is None or (row[3] and not arrived):
+            if row is None:
                 return DeliveryState.PARKED
-            endpoint, attempts, before, superseded = row
-            if superseded:
-                self._tell_end(message_id)
-            elif before.endswith(MAY_HAVE_ARRIVED) and not arrived:
-                error += MAY_HAVE_ARRIVED
+            endpoint, attempts = row
             pause = max(asked, self._rng.uniform(0.0, min(self._cap, self._base * 2.0 ** min(attempts, 64))))
             self._connection.execute(
                 "UPDATE outbox SET state = ?, attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
@@ -233,16 +233,6 @@ class Outbox:
         elif status in _THROTTLED_STATUSES:
             self._held[endpoint] = now, asked
         return state
-
-    def _tell_end(self, message_id: str) -> None:
-        """Let the end of a superseded message's group wait again."""
-        key = "json_extract(CAST({}.body AS TEXT), '$.groupKey')"
-        self._connection.execute(
-            "UPDATE outbox SET state = 'waiting', error = '' WHERE seq = (SELECT max(later.seq)"  # noqa: S608 - constants
-            " FROM outbox own JOIN outbox later USING (endpoint, contract) WHERE own.id = ? AND later.seq > own.seq"
-            f" AND later.error LIKE 'superseded: %' AND {key.format('later')} = {key.format('own')})",
-            (message_id,),
-        )
 
     def any_expired(self, now: float) -> bool:
         """Return True if a message has waited too long."""

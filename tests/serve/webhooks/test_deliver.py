@@ -16,7 +16,7 @@ import pytest
 from kc_otel.client.webhooks import Secret, new_secret, verify
 from kc_otel.serve.webhooks.deliver import AddressError, Dispatcher, pinned
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
-from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
+from kc_otel.serve.webhooks.outbox import MAY_HAVE_ARRIVED, DeliveryState, Outbox
 from tests.tools.deliveries import drain
 
 SECRET = new_secret()
@@ -163,6 +163,25 @@ def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
         outbox.answered(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, 410, "HTTP 410")
     Dispatcher(outbox, known).configure(known | {"pager": replace(known["pager"], authorization="Bearer new")})
     assert [status.endpoint for status in outbox.status() if status.disabled] == ["chat"]
+
+
+def test_an_attempt_is_noted_before_it_is_made(outbox, receiver):
+    first, made = outbox.enqueue("pager", "policy-7b", b"{}", AT), []
+    outbox.begin = lambda message: made.append((message, len(receiver.requests)))
+    dispatched(outbox, endpoints(receiver, "pager"))
+    assert (made, len(receiver.requests)) == ([(first, 0)], 1)
+
+
+def test_a_message_that_may_have_been_accepted_once_stays_one(outbox, receiver):
+    """The process was killed during an attempt, and the endpoint refuses connections since."""
+    first = outbox.enqueue("pager", "policy-7b", b"{}", AT)
+    outbox.begin(first)
+    gone = {"pager": replace(endpoints(receiver, "pager")["pager"], url="http://127.0.0.1:9/pager")}
+    dispatched(outbox, gone)
+    (message,) = outbox.messages()
+    assert (message.attempts, message.error.partition(":")[0]) == (1, "ConnectError")
+    assert message.error.count(MAY_HAVE_ARRIVED) == 1
+    assert message.error.endswith(MAY_HAVE_ARRIVED)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
