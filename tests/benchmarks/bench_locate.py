@@ -1,4 +1,4 @@
-"""Ten faults planted at every depth of a small model: found, missed or wrong, with time and tokens.
+"""Ten faults planted at every depth of a small model: found, missed or wrong, and in which time.
 
 python -m tests.benchmarks.bench_locate
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,19 @@ from tests.diagnose.planted_faults import FAULTS, LAYERS, Fault, conversations, 
 from tests.tools.contracts import contract_of
 
 SEEDS = 2
-HEADER = "| planted | found | missed | wrong | seconds | tokens |\n| --- | --- | --- | --- | --- | --- |"
+HEADER = "| planted | found | missed | wrong | seconds |\n| --- | --- | --- | --- | --- |"
+Timed = tuple[Located, float]
+"""An answer, and the seconds that it took."""
 CONTRACT = contract_of("planted", kernels={"train": {"engine": "torch"}, "inference": {"engine": "torch"}})
 
 
-def located(fault: Fault | None, layer: int, seed: int) -> Located:
-    train, inference = pair(fault, layer, seed)
-    return locate(CONTRACT, train, inference, conversations(seed=seed), shares=False)
+def timed(*given: Any) -> Timed:
+    began = time.monotonic()
+    return locate(*given, shares=False), time.monotonic() - began
+
+
+def located(fault: Fault | None, layer: int, seed: int) -> Timed:
+    return timed(CONTRACT, *pair(fault, layer, seed), conversations(seed=seed))
 
 
 def is_right(fault: Any, layer: int, found: Located) -> bool:
@@ -47,9 +54,9 @@ def engine_rows() -> None:
         kernel = VllmKernel.of(str(made), live.ENGINE)
         train, sequences = live.training(made), live.conversations(kernel._tokenizer)
 
-        def answer(fault: live.EngineFault | None, layer: int) -> Located:
+        def answer(fault: live.EngineFault | None, layer: int) -> Timed:
             with live.planted(kernel, fault, layer):
-                return locate(live.CONTRACT, train, kernel, sequences, shares=False)
+                return timed(live.CONTRACT, train, kernel, sequences)
 
         for fault in live.ENGINE_FAULTS:
             runs = [(layer, answer(fault, layer)) for layer in (range(live.LAYERS) if fault.in_layer else (0,))]
@@ -61,19 +68,19 @@ def engine_rows() -> None:
             eight = in_int8(made, Path(f"{folder}/int8-{layer}"), products=(f"layers.{layer}.self_attn.o_proj",))
             live.scales_turned(eight, layer)
             kernel = VllmKernel.of(str(eight), live.ENGINE)
-            runs.append((layer, locate(live.CONTRACT, train, kernel, sequences, shares=False)))
+            runs.append((layer, timed(live.CONTRACT, train, kernel, sequences)))
             kernel.close()
         print(fault_row(live.EngineFault("transposed scales", lambda *_: None, "o_proj"), runs))
 
 
-def fault_row(fault: Any, runs: list[tuple[int, Located]]) -> str:
-    right = sum(is_right(fault, layer, found) for layer, found in runs)
-    missed = sum(found.culprit is None for _, found in runs)
-    return row(fault.name, right, missed, len(runs) - right - missed, [found for _, found in runs])
+def fault_row(fault: Any, runs: list[tuple[int, Timed]]) -> str:
+    right = sum(is_right(fault, layer, found) for layer, (found, _) in runs)
+    missed = sum(found.culprit is None for _, (found, _) in runs)
+    return row(fault.name, right, missed, len(runs) - right - missed, [answer for _, answer in runs])
 
 
-def idle_row(idle: list[Located]) -> str:
-    named = sum(found.culprit is not None for found in idle)
+def idle_row(idle: list[Timed]) -> str:
+    named = sum(found.culprit is not None for found, _ in idle)
     return row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle)
 
 
@@ -91,10 +98,9 @@ def main() -> None:
         engine_rows()
 
 
-def row(name: str, right: int, missed: int, wrong: int, runs: list[Located]) -> str:
-    """A line of the table; time and tokens of a run are medians."""
-    seconds, tokens = (statistics.median(getattr(found, what) for found in runs) for what in ("seconds", "tokens"))
-    return f"| {name} | {right} | {missed} | {wrong} | {seconds:.1f} | {tokens:.0f} |"
+def row(name: str, right: int, missed: int, wrong: int, runs: list[Timed]) -> str:
+    """A line of the table; the time of a run is the median."""
+    return f"| {name} | {right} | {missed} | {wrong} | {statistics.median(seconds for _, seconds in runs):.1f} |"
 
 
 if __name__ == "__main__":
