@@ -254,9 +254,8 @@ def test_cells_lead_to_their_slice(boards):
 def test_an_unknown_quantity_is_named_with_its_panel():
     def contents():
         for id, quantity in enumerate(("k3", "k4")):
-            yield graph(
-                id, f"Mean of {quantity}", "", [sdk.prometheus.Dataquery().expr(queries.mean(quantity))], "none"
-            )
+            query = sdk.prometheus.Dataquery().expr(queries.mean(quantity))
+            yield graph(id, f"Mean of {quantity}", "", [query], "none")
 
     with pytest.raises(ValueError, match="board kc-rl, panel: the one after 'Mean of k3': 'k4' is not in the registry"):
         board_file(RL_UID, "", (), contents())
