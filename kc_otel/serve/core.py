@@ -501,9 +501,7 @@ class Core:
             )
             over = incident is None or incident.recovered or incident.state is IncidentState.RESOLVED
             ends = body["status"] == "resolved" and over and message.reason is not MessageReason.UNFOLLOWED
-            self.outbox.enqueue(
-                message.endpoint, contract.name, encode(body), now, ends=body["groupKey"] if ends else ""
-            )
+            self.outbox.enqueue(message.endpoint, contract.name, encode(body), now, group=body["groupKey"], ends=ends)
 
     def _kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernels that have reported; none of a contract that is served no more."""

@@ -329,7 +329,7 @@ class Evaluations(RuleBasedStateMachine):
             for message in due:
                 assert self.heard.setdefault(message.id, message.body) == message.body
                 self.core.outbox.answered(message.id, 0.0, 204)
-        told = [message for message in self.core.outbox.messages(limit=100_000) if "superseded" not in message.error]
+        told = [message for message in self.core.outbox.messages(limit=100_000) if message.state != "superseded"]
         assert set(self.heard) == {message.id for message in told}, "an end is heard where its beginning was"
 
 
