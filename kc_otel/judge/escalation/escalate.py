@@ -187,9 +187,7 @@ def escalate(
     """
     name, verdicts = contract.name, evaluation.verdicts
     invalid = {pair: left for pair, reasons in invalid.items() if (left := _faults(reasons, pair, verdicts))}
-    failing = {
-        where: left for where, counts in traffic.failing.items() if (left := _faults(counts, where[0], verdicts))
-    }
+    failing = {key: left for key, counts in traffic.failing.items() if (left := _faults(counts, key[0], verdicts))}
     traffic = replace(traffic, failing=failing)
     previous = before.policies.get(name, PolicyState(name))
     ordered = kept_since(before.decisions, name)
