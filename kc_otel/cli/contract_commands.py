@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -23,7 +24,8 @@ from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import listed, plural, table_lines, together
+from kc_otel.contract.units import format_duration
+from kc_otel.contract.words import did_you_mean, duration, listed, plural, table_lines, together
 
 if TYPE_CHECKING:
     from kc_otel.judge.sample_sizes import Needed
@@ -220,23 +222,40 @@ def shut_gates(contract: Contract) -> Iterator[LintFinding]:
 
 def plan(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")],
+    tokens_per_second: Annotated[
+        float | None, typer.Option(min=1e-9, help="Tokens that are generated.")
+    ] = None,
+    share: Annotated[
+        list[str] | None, typer.Option(metavar="SLICE=PART", help="Part of them on a slice: code=0.3; repeatable.")
+    ] = None,
 ) -> None:
-    """Print how many observations each clause needs.
+    """Print how many observations each clause needs, and how long your traffic takes for them.
 
     Prints the best case (a window with identical kernels) and the typical case (a gate that stops once it is decided).
-    Exits with 2 if the gate can never open or the contract cannot be used.
+    Exits with 2 if the gate can never open, also by your traffic, or an argument cannot be used.
 
     Examples:
       kc-otel gate plan policy.yaml
+      kc-otel gate plan policy.yaml --tokens-per-second 20000 --share code=0.3
     """
-    from kc_otel.judge.sample_sizes import observations_to_pass, typical_sizes  # noqa: PLC0415 - SciPy
+    from kc_otel.judge.sample_sizes import observations_to_pass, seconds_to_pass, typical_sizes  # noqa: PLC0415 - SciPy
 
     with unusable():
         loaded = load(contract)
+        shares = {ALL: 1.0} | _shares(loaded, share or [])
     needed = [observations_to_pass(loaded, of, slice) for of in loaded.clauses for slice in loaded.slices_for(of)]
+    measured = (tokens_per_second or 0.0) * loaded.observability.sampling
+    times = [
+        seconds_to_pass(loaded, cell, measured * shares[cell.slice]) if measured and cell.slice in shares else None
+        for cell in needed
+    ]
     typer.echo("at best, with identical kernels, in each window:")
     _print_rows(
-        ("clause", "slice", "observations"), ((cell.clause, cell.slice, _observations(cell)) for cell in needed)
+        ("clause", "slice", "observations", *["time, of all windows"] * bool(measured)),
+        (
+            (cell.clause, cell.slice, _observations(cell), *[_time(seconds)] * bool(measured))
+            for cell, seconds in zip(needed, times, strict=True)
+        ),
     )
     typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
     _print_rows(
@@ -246,9 +265,20 @@ def plan(
             for row in typical_sizes(loaded)
         ),
     )
-    if never := together((cell.clause, cell.slice) for cell in needed if cell.observations is None):
-        why = "can never pass: not even identical kernels can show that this limit is kept; loosen it"
-        refuse("\n".join(f"{clause} on {listed(slices)} {why}" for clause, slices in never.items()))
+    impossible = "not even identical kernels can show that this limit is kept; loosen it"
+    window = format_duration(loaded.observability.long_window)
+    thin = f"its observations take longer than the long window of {window}; sample more, or lengthen it"
+    never = together(
+        ((cell.clause, impossible if cell.observations is None else thin), cell.slice)
+        for cell, seconds in zip(needed, times, strict=True)
+        if cell.observations is None or seconds == math.inf
+    )
+    if never:
+        refuse(
+            "\n".join(f"{clause} on {listed(slices)} can never pass: {why}" for (clause, why), slices in never.items())
+        )
+    if unknown := [name for name in loaded.slices if measured and name not in shares]:
+        typer.echo(f"no time on {listed(unknown)}: give --share {unknown[0]}=PART of the traffic")
 
 
 def diff_command(
@@ -336,6 +366,24 @@ def _print_rows(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
     alike = together(((clause, *rest), slice) for clause, slice, *rest in rows)
     for line in table_lines(header, [(clause, listed(slices), *rest) for (clause, *rest), slices in alike.items()]):
         typer.echo(f"  {line}")
+
+
+def _shares(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for name, part in pairs("--share", texts, "SLICE=PART").items():
+        if name not in contract.slices:
+            known = did_you_mean(name, contract.slices, "there are")
+            raise ValueError(f"--share: the contract has no slice {name!r}; {known}")
+        found[name] = float(part) if part.replace(".", "", 1).isdecimal() else math.nan
+        if not 0.0 < found[name] <= 1.0:
+            raise ValueError(f"--share: {part!r} is not a part of the traffic; write {name}=0.1 for a tenth")
+    return found
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return "never" if seconds == math.inf else f"about {duration(seconds)}"
 
 
 def _observations(cell: Needed) -> str:

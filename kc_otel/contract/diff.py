@@ -303,6 +303,10 @@ def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[Contra
         kind = _tighter(not any(low < share < high for low, high in jumps for share in before.steps))
         served, serves = (", ".join(map(shown_share, terms.steps)) for terms in (before, after))
         yield ContractChange(kind, "promotion.steps", served, serves, f"a canary serves {serves} instead of {served}")
+    if before.sampling != after.sampling:
+        kind = _tighter(_fewer(before.sampling, after.sampling))
+        sentence = "recordings may be made with other sampling parameters"
+        yield ContractChange(kind, "promotion.sampling", before.sampling, after.sampling, sentence)
     for name, tightens, added, removed in (
         ("approve", True, "a person has to approve stage", "nobody has to approve stage"),
         ("skip", False, "a version skips stage", "a version no longer skips stage"),
@@ -312,3 +316,12 @@ def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[Contra
             more = stage in becomes
             sentence = f"{added if more else removed} {stage}"
             yield ContractChange(_tighter(more == tightens), f"promotion.{name}", was, becomes, sentence)
+
+
+def _fewer(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Return True if no new value is permitted, and no less has to be stated.
+
+    A parameter that was not listed might not be used at all, so that listing it loosens too, whatever its values.
+    """
+    more = not after or (before and any({*values} - {*before.get(name, ())} for name, values in after.items()))
+    return not (more or {*before} - {*after})

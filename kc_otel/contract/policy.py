@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator, model_validator
 
-from kc_otel.contract.fields import NAME_PATTERN, Duration, Name, Strict
+from kc_otel.contract.fields import NAME_PATTERN, Duration, Name, Number, Strict
 from kc_otel.contract.units import parse_limit
 
 _BARE: Final = ("notify", "sample-more", "locate", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt")
@@ -100,6 +100,13 @@ class EscalationStep(Strict):
 
 
 _CANARY_SHARES: Final = (0.01, 0.05, 0.25)
+_FLAGS: Final = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "watermarking")
+SAMPLING_PARAMETERS: Final = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "thinking_token_budget", *_FLAGS
+)  # fmt: skip
+"""Parameters that change the distribution that tokens are drawn from, by vLLM's names; the last five are present or
+absent, without a value."""
 
 
 def _share(value: object) -> float:
@@ -150,6 +157,27 @@ class PromotionTerms(Strict):
     """Stages that a person must approve once the gate is open."""
     skip: tuple[Literal["offline-ci", "shadow"], ...] = Field(default=(), max_length=2)
     """Stages to skip."""
+    sampling: dict[str, Annotated[tuple[bool | Number, ...], Field(min_length=1, max_length=20)]] = Field(
+        default_factory=dict,
+        max_length=len(SAMPLING_PARAMETERS),
+        json_schema_extra={"propertyNames": {"enum": [*SAMPLING_PARAMETERS]}},
+    )
+    """Sampling parameters, by vLLM's names, with the values that a recording for offline-ci may use. Each sequence must
+    state every listed parameter; other parameters must have no effect."""
+
+    @field_validator("sampling")
+    @classmethod
+    def _known(cls, value: dict[str, tuple[bool | float, ...]]) -> dict[str, tuple[bool | float, ...]]:
+        for name, values in value.items():
+            if name not in SAMPLING_PARAMETERS:
+                raise ValueError(f"{name!r} is not a sampling parameter; write one of {', '.join(SAMPLING_PARAMETERS)}")
+            for entry in values:
+                if isinstance(entry, bool) is not (name in _FLAGS):
+                    raise ValueError(f"{name}: {entry!r} is not {'true or false' if name in _FLAGS else 'a number'}")
+                if (name == "temperature" and not entry > 0.0) or (name == "top_p" and not 0.0 < entry <= 1.0):
+                    msg = f"{name}: drift cannot be measured at {entry:g}; write a value above 0"
+                    raise ValueError(msg + " and at most 1" * (name == "top_p"))
+        return value
 
     @field_validator("steps")
     @classmethod

@@ -55,6 +55,24 @@ def observations_to_pass(contract: Contract, clause: Clause, slice: str) -> Need
     return Needed(clause.id, slice, _fewest(contract, clause, slice), _unit(clause), minimum, name)
 
 
+def seconds_to_pass(contract: Contract, needed: Needed, tokens_per_second: float) -> float | None:
+    """Return the least time until a gate's last window can pass, seconds, by the tokens that are measured on a slice.
+
+    None where observations do not follow from tokens, inf where they do not fit into the long window. Windows share no
+    data: the first takes as long as its observations, each further one a whole window, short or long. Prompts have one
+    rollout, and rollouts the horizon.
+    """
+    tokens = {"token": 1, "sequence": contract.assumptions.horizon, "prompt": contract.assumptions.horizon}
+    each = tokens.get(needed.unit)
+    if needed.observations is None or each is None:
+        return None
+    first = max(needed.observations, needed.minimum) * each / tokens_per_second
+    for window in (contract.observability.window, contract.observability.long_window):
+        if first <= window:
+            return first + (contract.promotion.windows - 1) * window
+    return math.inf
+
+
 def _unit(clause: Clause) -> str:
     return "request" if clause.quantity is None else str(clause.quantity.per)
 

@@ -14,7 +14,7 @@ from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import read_json_text
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.judge.promotion.gate_evidence import (
     FORMAT,
@@ -33,6 +33,7 @@ from kc_otel.offline.gate.recorded_gate import (
     digest_of,
     gate_decision,
     gate_recordings,
+    not_allowed,
     read_input,
 )
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
@@ -95,6 +96,7 @@ def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
                 **{name: getattr(about, name) for name in _RECORDING_FIELDS},
                 "unreadable": judged.unreadable,
                 "prompts": judged.prompts,
+                **({"sampling": dict(about.sampling)} if gate.contract.promotion.sampling else {}),
                 "left_out": [{"clause": clause.clause, "why": clause.why} for clause in judged.left_out],
             }
             for about, judged in zip(gate.inputs, gate.judged, strict=True)
@@ -117,6 +119,8 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
     if record["stage"] != Stage.OFFLINE_CI:
         problems.append("recordings are judged in stage offline-ci")
     train, inference = _kernels(offline)
+    for about in offline["recordings"]:
+        problems += _sampling_problems(about, contract.promotion.sampling)
     if inference.fingerprint != record["kernel"]:
         problems.append("the inference kernel's fields do not match the fingerprint of the record")
     judged: list[list[Verdict]] = [[] for _ in offline["recordings"]]
@@ -139,6 +143,15 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
     if told != told_again:
         problems.append(f"the verdicts lead to {decided['outcome']!r}, but the recorded decision differs")
     return problems
+
+
+def _sampling_problems(about: Mapping[str, Any], allowed: Mapping[str, Sequence[Scalar]]) -> list[str]:
+    """Sampling parameters of a recording that the contract does not allow, and those that it lists and are not said."""
+    if not allowed:
+        return []
+    said = about["sampling"]
+    pairs = [(name, value) for name in {*allowed, *said} for value in said.get(name) or [None]]
+    return sorted(f"{about['name']}: {why}" for name, value in pairs if (why := not_allowed(name, value, allowed)))
 
 
 def _row_problems(row: Mapping[str, Any], contract: Contract, pair: tuple[str, str]) -> list[str]:

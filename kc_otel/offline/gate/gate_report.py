@@ -113,6 +113,8 @@ def _notes_on(contract: Contract, rec: GatedRecording, judged: RecordingVerdicts
             f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst possible value; record all "
             f"rewards, and correct the range"
         )
+    if rec.sampling:
+        yield "sampled with " + ", ".join(f"{name} {'/'.join(map(str, of))}" for name, of in rec.sampling.items())
     for of in judged.causes:
         share = f"{100 * of.share:.3g} %"
         yield f"{of.clause}: {share} was sampled by older weights and is not held against the kernels; {of.text}"

@@ -1,6 +1,8 @@
 """The first stage in a team's CI: recordings in, a decision out. Every recording is a window that has to pass.
 
-Clauses that no recording can hold are reported as not judged; clauses whose columns are missing hold the gate.
+Clauses that no recording can hold are reported as not judged; clauses whose columns are missing hold the gate. Of the
+parameters in `promotion.sampling` every sequence must state a listed value: a missing top_p does not show that none was
+used. Any other parameter must be neutral.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide
@@ -28,6 +31,7 @@ from kc_otel.record.measure.checks import remarks
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
 from kc_otel.recordings.recording_files import load_recording
+from kc_otel.recordings.request import NEUTRAL
 
 _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
 _FIRST_LOOK: Final = 20
@@ -56,6 +60,7 @@ class GatedRecording:
     sequences: int
     tokens: int
     identical: bool
+    sampling: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     content: str = ""
     notes: tuple[str, ...] = ()
     unchecked: str = ""
@@ -141,7 +146,8 @@ def gate_recordings(
     """Judge recordings, each as `read_input` returns it, and decide."""
     recordings = _apart(recordings)
     check_terms(contract, terms)
-    inputs = tuple(about for about, _ in recordings)
+    allowed = contract.promotion.sampling
+    inputs = tuple(replace(about, sampling=in_force(about.name, recording, allowed)) for about, recording in recordings)
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)
     judged = []
     for _, recording in recordings:
@@ -216,7 +222,54 @@ def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Ker
 
     Looking again costs no confidence: the bounds are betting confidence sequences, if the order says nothing.
     """
+    in_force("the recording", recording, contract.promotion.sampling)
     pair = kernels[0].fingerprint, kernels[1].fingerprint
     found = judge(contract, by_contract(recording, contract), 0.0, pair, anytime=True)
     asked = replace(terms, require=terms.require or tuple({judged.cell.clause for judged in found.verdicts}))
     return gate_decision(contract, [found], pair[1], asked, 0.0).outcome is not GateOutcome.WAIT
+
+
+def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
+    """Values of each sampling parameter that a recording's sequences name, by vLLM's names, if all are allowed."""
+    found: dict[str, list[Scalar]] = {}
+    problems: dict[str, str] = {}
+    for row, attributes in enumerate(recording.attributes if allowed else ()):
+        for parameter in SAMPLING_PARAMETERS:
+            value = attributes.get(parameter)
+            if value is not None:
+                seen = found.setdefault(parameter, [])
+                if any(_same(parameter, value, other, exact=True) for other in seen):
+                    continue
+                seen.append(value)
+            if why := not_allowed(parameter, value, allowed):
+                unread = f" (its {parameter} {recording.unread[parameter]})" if parameter in recording.unread else ""
+                problems.setdefault(parameter, f"{name}: sequence {row}: {why}{unread}")
+    if problems:
+        raise ValueError("\n".join(problems.values()))
+    return found
+
+
+def not_allowed(parameter: str, value: Scalar | None, allowed: Mapping[str, Sequence[Scalar]]) -> str:
+    """Return why `promotion.sampling` does not allow a value, None where nothing is said; empty if it does."""
+    listed = allowed.get(parameter)
+    if listed is None:
+        neutral = NEUTRAL.get(parameter, (0, False, ""))
+        if value is None or any(_same(parameter, value, other) for other in neutral):
+            return ""
+        return f"{parameter} is {value!r}, and promotion.sampling lists no {parameter}; list it, or sample without"
+    said = ", ".join(map(repr, listed))
+    if value is None:
+        return f"says no {parameter}, of which promotion.sampling allows {said}; record it with each sequence"
+    if any(_same(parameter, value, other) for other in listed):
+        return ""
+    return f"{parameter} is {value!r}, and promotion.sampling allows {said}"
+
+
+def _same(parameter: str, value: Scalar, other: Scalar, *, exact: bool = False) -> bool:
+    """Return True if two values are equal in single precision, or both neutral."""
+    if isinstance(value, bool | str) or isinstance(other, bool | str):
+        return type(value) is type(other) and value == other
+    if exact:
+        return value == other
+    neutral = NEUTRAL.get(parameter, ())
+    return math.isclose(value, other, rel_tol=1e-6) or (value in neutral and other in neutral)

@@ -29,6 +29,7 @@ _FEWEST_NUMBERS: Final = 32
 """Different numbers from which a grid is no chance: float32 numbers of _MIN_ASKED_NATS or more are on float16's with at
 most 2^-8 each even where they are differences of logits of 32, 2^-256 in all."""
 _MIN_ASKED_NATS: Final = 0.5  # smallest |log-probability| that is asked, nats
+_FINEST: Final = 2.0**-13  # numbers of _MIN_ASKED_NATS or more that are on a grid are multiples of it
 _LARGEST: Final = 2.0**15  # a larger number, which is no log-probability, counts as this one, which is on every grid
 _PLACES: Final = 6  # tokens of each row that are looked at before all are
 _COARSEST: Final = 0.006  # error of these roundings, at most, in shares of a number or of 1
@@ -57,12 +58,27 @@ def coarse_side(train: Floats, inference: Floats) -> str:
     for grid, rounded in _HALF.items():
         on_grid = [bool((rounded(values) == values).all()) for values in asked]
         if on_grid[0] != on_grid[1]:
+            side = "train" if on_grid[0] else "inference"
+            error = _rounding_error(train if on_grid[0] else inference, asked[on_grid.index(True)], grid)
             return (
-                f"log-probabilities of the {'train' if on_grid[0] else 'inference'} side all lie on {grid}'s grid, and "
-                "the other side's do not: some of the drift is the rounding of these numbers; compute and keep them in "
+                f"log-probabilities of the {side} side all lie on {grid}'s grid, and the other side's do not: about "
+                f"{error:.1g} nats of mean |log ratio| are the rounding of these numbers; compute and keep them in "
                 "float32 on both sides"
             )
     return ""
+
+
+def _rounding_error(side: Floats, asked: NDArray[np.float64], grid: str) -> float:
+    """Return the mean |error| that rounding to a grid makes, nats: a quarter of the distance of its points.
+
+    Numbers that were stored in a format have that format's spacing, which shrinks towards 0. Those that a log-softmax
+    in it computed are differences of logits, and have the spacing of the largest logit everywhere.
+    """
+    some = np.abs(side[:_LOOK_NUMBERS][np.isfinite(side[:_LOOK_NUMBERS])], dtype=np.float64)
+    divisor = int(np.gcd.reduce((asked / _FINEST).astype(np.int64)))
+    step = (divisor & -divisor) * _FINEST
+    stored, smallest = (np.ldexp(1.0, np.frexp(values)[1] - _SIGNIFICAND[grid]) for values in (some, asked.min()))
+    return (step if step > smallest else float(stored.mean())) / 4.0
 
 
 def _asked(side: Floats) -> NDArray[np.float64]:
@@ -84,6 +100,7 @@ _HALF: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {"bfloat16": _to_bfloat16, "float16": lambda values: values.astype(np.float16).astype(np.float32)}
 )
 """Formats and the rounding to them; the coarser format first."""
+_SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}  # bits of significand, the leading one included
 _ROUNDED: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {
         **{f"to {name}": rounded for name, rounded in _HALF.items()},

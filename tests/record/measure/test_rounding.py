@@ -1,5 +1,7 @@
 """Log-probabilities that one side kept in half precision are told from honest ones, and honest ones from them."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -25,14 +27,29 @@ def logprobs(rng, tokens=400, dtype=np.float32, logits=np.asarray):
     return normal[np.arange(tokens), chosen]
 
 
+def nats_of(said):
+    """The mean |log ratio| of a sentence, of one digit."""
+    return float(re.search(r"about (\S+) nats of mean", said)[1])
+
+
 @pytest.mark.parametrize(("rounded", "grid"), [(bfloat16, "bfloat16"), (float16, "float16")])
 @pytest.mark.parametrize("side", ["train", "inference"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_side_that_was_rounded_is_named_with_its_grid(rounded, grid, side, dtype):
+def test_the_side_that_was_rounded_is_named_with_its_grid_and_what_that_costs(rounded, grid, side, dtype):
+    """Of two kernels that are the same one, everything that is left between them is the rounding that is named."""
     full = logprobs(np.random.default_rng(1), dtype=dtype)
     found = coarse_side(**{"train": full, "inference": full, side: rounded(full)})
     assert f"the {side} side all lie on {grid}'s grid" in found
+    assert nats_of(found) == pytest.approx(np.abs(rounded(full) - full).mean(), rel=0.3)
     assert "float32 on both sides" in found
+
+
+@pytest.mark.parametrize("step", [1 / 32, 1 / 16, 1 / 8])
+def test_a_log_softmax_in_bfloat16_has_the_spacing_of_its_logits(step):
+    """Logits of 4 to 32 are multiples of that, and so are their differences, near 0 too."""
+    full = logprobs(np.random.default_rng(5), 1000)
+    found = coarse_side(full, np.minimum(np.round(full / step) * step, 0).astype(np.float32))
+    assert f"about {step / 4:.1g} nats" in found
 
 
 def test_of_two_grids_the_coarser_is_named():
