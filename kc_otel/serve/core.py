@@ -1,8 +1,8 @@
 """One tick: verdicts, policy, decisions, webhooks, and what of them must survive, in one transaction.
 
-    OTLP -> evaluator -> verdicts -> policy -> transitions -+-> notices -> outbox
-                                                            +-> decision table
-                                                            +-> events, log records
+    OTLP -> evaluator -> verdicts -> policy -> edges of alerts -+-> messages -> outbox
+                                                                +-> decision table
+                                                                +-> events, log records
 
 People's decisions are written the same way, with their event, before they take effect. Nothing is announced that is not
 also written: a crash either repeats a tick or never sees it.
