@@ -494,6 +494,7 @@ def test_a_clock_that_goes_forward_and_back_blinds_nothing(contract: Any, sender
         for source in streams:
             assert not evaluator.ingest_metrics(source.request(at, [0.2] * 200), at).rejected
         evaluator.evaluate(at)
+    evaluator.ingest_metrics(sender(slice="unknown").request(at, [0.2]), at)
     back = now + 60
     for source in streams:
         assert not evaluator.ingest_metrics(source.request(back, [0.2] * 50), back).rejected
@@ -502,6 +503,8 @@ def test_a_clock_that_goes_forward_and_back_blinds_nothing(contract: Any, sender
     assert (verdict.status, verdict.samples) == (Status.FAIL, 700)
     assert window_of(evaluator, cell(), back + 310).total == 0
     assert "no report" in verdicts_of(evaluator, back + 310)[0].reason
+    assert [missing.since for missing in evaluator.missing("policy", back)] == [back]
+    assert evaluator.missing("policy", back + 310) == []
     assert not any(time > back for series in evaluator.states["policy"].series.values() for time in (series.newest,))
 
 
