@@ -237,6 +237,21 @@ def test_a_recorder_of_a_version_that_is_forgotten_is_still_known_by_another() -
     assert recorders.unheard(key, lambda _: 0.0, NOW + 1e6)
 
 
+def test_a_recorder_moved_when_it_first_said_so_until_it_is_back_or_shuts_down() -> None:
+    recorders = Recorders(heartbeat=60.0, window=300.0)
+    for at, said, moved in (
+        (NOW, {"a": True, "b": False}, ["a"]),
+        (NOW + 100.0, {"a": True, "b": False}, ["a"]),
+        (NOW + 200.0, {"a": False, "b": True}, ["b"]),
+        (NOW + 300.0, {"a": True}, []),
+    ):
+        for version, left in said.items():
+            recorders.hear(version, "gpu-0", LastReport(at), done=left)
+        recorders.move("gpu-0", said, at)
+        assert [version for version in "ab" if recorders.moved_since(version)] == moved
+        assert not recorders.moved_since("a", NOW + 50.0)
+
+
 def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -> None:
     """Forged ones too: of versions that are forgotten nothing is kept, and those beyond the bound stand for others."""
     recorders = Recorders(heartbeat=60.0, window=300.0)
