@@ -275,6 +275,21 @@ def test_what_is_not_to_be_measured_is_invalid_only_where_nothing_of_the_pair_is
     assert set(after(3700).values()) == {Status.INVALID_INPUT}
 
 
+def test_tokens_that_were_not_sampled_are_invalid_input_on_their_slice() -> None:
+    """The mean of P/Q over the window is above 1 on a slice: no verdict there, the cause first, and the step acts."""
+    contract, now = make_contract(escalation=LADDER), NOW + 300.0
+    evaluator, kernels, rng = Evaluator([contract]), Kernels(), np.random.default_rng(0)
+    for step in range(30):
+        kernels.send(evaluator, NOW + 10.0 * step, {"code": 0.2}, rng)
+    verdicts = evaluator.evaluate(now)["policy"].verdicts
+    _, edges = advance(contract, PolicyState("policy"), verdicts, evaluator.invalid_input("policy", now), now)
+    found = judged(evaluator, now)
+    assert found["code"].status is Status.INVALID_INPUT
+    assert found["code"].reason.startswith("INVALID INPUT, not_sampled: the mean of P/Q over 10,800 tokens is 1.2. ")
+    assert found["all"].status is Status.FAIL
+    assert [edge.cell.slice for edge in edges if edge.on == "invalid-input"] == ["code"]
+
+
 def test_tokens_that_were_not_sampled_on_one_slice_say_nothing_of_another() -> None:
     """The mean of P/Q is above 1 on all traffic because of chat: code is judged by its own tokens."""
     evaluator, kernels, rng = Evaluator([make_contract()]), Kernels(), np.random.default_rng(0)
