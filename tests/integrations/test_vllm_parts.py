@@ -405,6 +405,17 @@ def test_warnings_are_in_vllms_log(tmp_path, loggers):
     assert len(loggers) == 1
 
 
+def test_the_root_loggers_handlers_get_what_an_operator_must_know(loggers):
+    """A dependency of vLLM configures the root logger, at a level at which warnings would vanish."""
+    seen, handler = [], logging.Handler()
+    handler.emit = seen.append
+    logging.getLogger().handlers = [handler]
+    log_with_vllm()
+    logging.getLogger("kc_otel.integrations").info("recording")
+    assert [record.getMessage() for record in seen] == ["recording"]
+    assert not loggers
+
+
 @pytest.mark.parametrize("name", [None, "kc_otel"])
 def test_a_program_with_handlers_of_its_own_keeps_them(name, loggers):
     """Whoever has configured logging gets each line there and not a second time in vLLM's log."""
