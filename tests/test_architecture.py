@@ -69,7 +69,6 @@ def test_an_arrow_against_the_flow_is_noticed() -> None:
 
 
 def twice(names: Iterable[str]) -> list[str]:
-    """Names that come more than once."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 

@@ -8,23 +8,29 @@ import pytest
 
 import kc_otel
 
-HEAVY = ("torch", "vllm", "grpc", "starlette", "fastapi", "uvicorn", "httpx", "opentelemetry", "pydantic", "scipy")
+WEB = {"torch", "vllm", "grpc", "starlette", "fastapi", "uvicorn", "httpx", "scipy"}
 
 
 def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    loaded = set(run("import kc_otel, sys; print('\\n'.join(m.partition('.')[0] for m in sys.modules))").split())
-    assert not loaded & set(HEAVY)
+def loaded(code):
+    """Each module that a program has in the end, with its file."""
+    lines = run(f"{code}\nimport sys\nfor name, of in [*sys.modules.items()]: print(name, getattr(of, '__file__', ''))")
+    return dict(line.split(" ", 1) for line in lines.splitlines())
 
 
-@pytest.mark.slow
-def test_recording_loads_no_torch_and_no_web_framework():
-    code = "import kc_otel, sys; kc_otel.Recorder; print('\\n'.join(m.partition('.')[0] for m in sys.modules))"
-    frameworks = {"torch", "vllm", "grpc", "starlette", "fastapi", "uvicorn", "httpx", "requests", "scipy"}
-    assert not set(run(code).split()) & frameworks
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import kc_otel", {*WEB, "opentelemetry", "pydantic"}),
+        pytest.param("import kc_otel; kc_otel.Recorder", {*WEB, "requests"}, marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_heavy_is_loaded_unasked(code, absent):
+    """The package is imported by everybody, and a recorder needs neither torch nor a web framework."""
+    assert not {name.partition(".")[0] for name in loaded(code)} & absent
 
 
 @pytest.mark.slow
@@ -53,51 +59,36 @@ def test_the_public_surface_is_small():
 @pytest.mark.parametrize("name", ["Router", "verify_webhook", "VerificationError"])
 def test_a_service_that_routes_imports_neither_pydantic_nor_yaml(name):
     code = f"""
-import sys, kc_otel
+import kc_otel
 from kc_otel.judge.decisions import DecisionTable
 kc_otel.{name}
 plain = {{"version": 1, "at": 2.0, "routes": [], "directives": [], "resumptions": []}}
 table = DecisionTable.from_plain(plain)
 if "{name}" == "Router":
     kc_otel.Router.from_table(table).choose("policy", "code")
-print("\\n".join(sys.modules))
 """
-    loaded = {module.partition(".")[0] for module in run(code).split()}
-    assert "kc_otel" in loaded
-    assert not loaded & {"pydantic", "pydantic_core", "yaml", "numpy", "opentelemetry", "starlette", "httpx"}
+    found = {module.partition(".")[0] for module in loaded(code)}
+    assert "kc_otel" in found
+    assert not found & {"pydantic", "pydantic_core", "yaml", "numpy", "opentelemetry", "starlette", "httpx"}
 
 
 @pytest.mark.slow
-def test_a_worker_of_vllm_imports_little():
-    """A process of an engine that nobody asked to instrument gets two methods from less than 5,000 lines of ours."""
-    code = """
-import sys
-from kc_otel.integrations.vllm.plugin import load
-load()
-for name, module in [*sys.modules.items()]:
-    if name.partition(".")[0] == "kc_otel":
-        print(module.__file__)
-"""
-    files = run(code).split()
-    assert any(file.endswith("vllm/plugin.py") for file in files)
-    assert sum(len(Path(file).read_text().splitlines()) for file in files) < 5000
-
-
-@pytest.mark.slow
-def test_an_engine_that_fills_a_spool_loads_no_recorder_and_no_reader_of_recordings():
-    """What it samples is written down, by less than 5,000 lines of ours; drift and lint are other programs'."""
-    code = """
-import sys
-from kc_otel.integrations.vllm import instrumentor, plugin
-for name, module in [*sys.modules.items()]:
-    if name.partition(".")[0] == "kc_otel":
-        print(name, module.__file__)
-"""
-    loaded = dict(line.split(" ", 1) for line in run(code).splitlines())
-    assert "kc_otel.recordings.spool" in loaded
-    unneeded = {"record.recorder", "record.measurer", "recordings.recording_files", "contract.lint"}
-    assert not loaded.keys() & {f"kc_otel.{name}" for name in unneeded}
-    assert sum(len(Path(file).read_text().splitlines()) for file in loaded.values()) < 5000
+@pytest.mark.parametrize(
+    ("code", "needed", "unneeded"),
+    [
+        ("from kc_otel.integrations.vllm.plugin import load; load()", "integrations.vllm.plugin", ()),
+        (
+            "from kc_otel.integrations.vllm import instrumentor, plugin", "recordings.spool",
+            ("record.recorder", "record.measurer", "recordings.recording_files", "contract.lint"),
+        ),
+    ],
+)  # fmt: skip
+def test_an_engine_imports_little_of_ours(code, needed, unneeded):
+    """Less than 5,000 lines for a process that nobody asked to instrument, and for one that fills a spool."""
+    ours = {name: file for name, file in loaded(code).items() if name.partition(".")[0] == "kc_otel"}
+    assert f"kc_otel.{needed}" in ours
+    assert not ours.keys() & {f"kc_otel.{name}" for name in unneeded}
+    assert sum(len(Path(file).read_text().splitlines()) for file in ours.values()) < 5000
 
 
 def test_unknown_names_are_attribute_errors():

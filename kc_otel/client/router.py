@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kc_otel.client.poll import Poller
-from kc_otel.client.snapshot import NEVER, PROVEN, UNPROVEN, Choice, Kernel, Snapshot, compiled
+from kc_otel.client.snapshot import NEVER, PROVEN, UNPROVEN, Choice, ServingKernel, Snapshot, compiled
 from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import moment
@@ -33,7 +33,7 @@ from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, Canary, Deci
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract  # pydantic and YAML, which a service that routes does without
 
-__all__ = ["Choice", "Kernel", "Router"]
+__all__ = ["Choice", "Router", "ServingKernel"]
 
 _log: Final = logging.getLogger(__name__)
 _ROUTE: Final = "route"  # kind of directive that a program reports to obey when it asks for routes
@@ -154,7 +154,7 @@ class Router:
         inference_version: str | None = None,
         *,
         key: str | bytes | None = None,
-    ) -> Kernel:
+    ) -> ServingKernel:
         """Choose the kernel that serves a request.
 
         Args:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 
-Kernel = Literal["train-kernel", "inference-kernel"]
+ServingKernel = Literal["train-kernel", "inference-kernel"]
 Where = Mapping[str, Scalar] | frozenset[str]
 """Attributes of a request, or the names of its slices."""
 Checks = tuple[tuple[str, frozenset[str] | None, SliceCondition], ...]
@@ -43,7 +43,7 @@ class Choice:
     sentence, empty where nothing had to be decided; `slice` the one from which all requests are kept away, if any.
     """
 
-    kernel: Kernel
+    kernel: ServingKernel
     cause: Literal["pin", "route", "canary", "stale", "default"]
     weight: float | None = None
     reason: str = ""
@@ -181,7 +181,7 @@ def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapsho
     pins: dict[str, list[SliceRule]] = {}
     for pin in sorted(table.pins, key=lambda pin: -pin.at):  # the newest that matches wins
         kept = pin.kernel == TRAIN_KERNEL
-        kernel: Kernel = TRAIN_KERNEL if kept else INFERENCE_KERNEL
+        kernel: ServingKernel = TRAIN_KERNEL if kept else INFERENCE_KERNEL
         choice = Choice(kernel, "pin", None, f"{pin.by}: {pin.why}", pin.slice if kept else "")
         until = NEVER if kept or pin.until is None else pin.until
         rule = SliceRule(pin.slice, checks_of(pin.contract, pin.slice), choice, until=until)

@@ -111,8 +111,8 @@ class ContractState:
         self.evidence = FailEvidence(contract, self.grids[SHORT].width)
         self.unjudged: dict[SeriesKey, float] = {}  # what clauses are about and had no room, by their last point
         self.metrics = {clause.id: metric_name(clause) for clause in contract.clauses}
-        self._judged = {*self.metrics.values()}
-        self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
+        self._limited_metrics = {*self.metrics.values()}
+        self._limited_metrics |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
         self._table = SeriesTable(self.panes)
         self.series = self._table.by_key
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
@@ -391,7 +391,7 @@ class ContractState:
         self.events["streams_evicted"] += forgotten
         gone = [key for key, series in self.series.items() if series.newest < silent]
         self._forget(gone)
-        alive = self._table.metrics() | self._judged
+        alive = self._table.metrics() | self._limited_metrics
         for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:
             del self.newest[metric]
         for metric in {key.metric for key in gone} & self.newest.keys():
@@ -430,7 +430,7 @@ class ContractState:
     def _takes_room(self, key: SeriesKey, count: int, now: float) -> bool:
         """Return whether a pair that a metric has no room for takes that of the pair with the fewest observations."""
         last = self.newest.get(key.metric, {}).get(key.pair, -math.inf)
-        if key.slice != ALL or key.metric not in self._judged or last > now - self._window:
+        if key.slice != ALL or key.metric not in self._limited_metrics or last > now - self._window:
             return False
         without = self._without.get(key.metric)
         if without is None or not 0 <= now - without.since <= self._window:
@@ -485,7 +485,7 @@ class ContractState:
 
     def leave_unjudged(self, key: SeriesKey, now: float) -> bool:
         """Remember a series that has no room, where a clause is about it. Returns whether one is."""
-        if key.metric not in self._judged:
+        if key.metric not in self._limited_metrics:
             return False
         if key in self.unjudged or len(self.unjudged) < _UNJUDGED:
             self.version += key not in self.unjudged

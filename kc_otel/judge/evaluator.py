@@ -285,7 +285,7 @@ class Evaluator:
         self.judged_at = now
         with without_collector():
             return {
-                name: Evaluation(now, self._judged(state, now), dict(self.steps[name]), self._causes(state, now))
+                name: Evaluation(now, self._verdicts_of(state, now), dict(self.steps[name]), self._causes(state, now))
                 for name, state in self.states.items()
             }
 
@@ -402,7 +402,7 @@ class Evaluator:
             total.update(state.events)
         return total
 
-    def _judged(self, state: ContractState, now: float) -> Sequence[Verdict]:
+    def _verdicts_of(self, state: ContractState, now: float) -> Sequence[Verdict]:
         contract, cells = state.contract, self._cells_of[state.contract.name]
         try:
             self.forget_silent(state, now)

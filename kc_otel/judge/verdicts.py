@@ -364,7 +364,7 @@ class Verdicts(Sequence[Verdict]):
         sample = partial(self._samples[self._sample_of[number]], int(self._cell_of[number]))
         return replace(self.places[number], sample=sample, share=round(float(self.shares[number]), SHARE_DIGITS))
 
-    def _judged(self, number: int) -> Verdict:
+    def _verdict_of(self, number: int) -> Verdict:
         contract, item = self._contract, self.evidence(number)
         estimate, lower, upper, samples = self.values[:, number].tolist()
         interval = Interval(estimate, lower, upper, int(samples), self.methods[number], self.notes[number])
@@ -422,7 +422,7 @@ class Verdicts(Sequence[Verdict]):
             return [self[at] for at in range(*number.indices(len(self)))]
         verdict = self._made[number]
         if verdict is None:
-            verdict = self._made[number] = self._judged(number)
+            verdict = self._made[number] = self._verdict_of(number)
         return verdict
 
 

@@ -169,9 +169,9 @@ class Core:
 
     def incidents(self, contract: str | None = None) -> tuple[Incident, ...]:
         """Incidents that last, the most urgent first; of one contract, or of all for None."""
-        found = self.escalation.incidents
-        names = found.keys() if contract is None else {contract} & found.keys()
-        return tuple(sorted((incident for name in names for incident in found[name]), key=by_urgency))
+        by_contract = self.escalation.incidents
+        names = by_contract.keys() if contract is None else {contract} & by_contract.keys()
+        return tuple(sorted((incident for name in names for incident in by_contract[name]), key=by_urgency))
 
     def missing(self, contract: str) -> list[Missing]:
         """Points of a contract that arrive and are not judged, as of the last evaluation; the oldest first."""
@@ -240,11 +240,11 @@ class Core:
         """Evaluate every cell in a turn, or wait for the disk outside of one; a StateError has changed nothing."""
         started = time.perf_counter()
         try:
-            self._evaluate(now)
+            self._commit_tick(now)
         finally:
             self.tick_seconds = time.perf_counter() - started
 
-    def _evaluate(self, now: float) -> None:
+    def _commit_tick(self, now: float) -> None:
         """Run a tick's transaction."""
         if now < self.evaluator.judged_at:
             self._set_back(now, self.evaluator.judged_at + _BETWEEN_TICKS)
@@ -254,10 +254,10 @@ class Core:
             state = self.escalation
             for name, evaluation in evaluations.items():
                 with self._alone(name, "history", "its verdicts", unit):
-                    announcements += self._judged(evaluation, name, now, unit)
+                    announcements += self._write_verdicts(evaluation, name, now, unit)
                 with self._alone(name, _POLICY, "its policy", unit):
-                    state, said = self._escalated(state, evaluation, name, now, unit)
-                    announcements += said
+                    state, policy_news = self._escalated(state, evaluation, name, now, unit)
+                    announcements += policy_news
             self._evaluator_store.save(
                 self.evaluator, unit, lambda name: self._alone(name, "saving", "its state", unit)
             )
@@ -271,7 +271,7 @@ class Core:
                 self.announce_all(announcements)
 
             unit.on_commit(adopt)
-        self.causes = {cell: of for evaluation in evaluations.values() for cell, of in evaluation.causes.items()}
+        self.causes = {cell: cause for evaluation in evaluations.values() for cell, cause in evaluation.causes.items()}
         if self.recording is not None:
             self.recording.evaluated(now)
 
@@ -301,7 +301,7 @@ class Core:
             errors[where] = error
         self.evaluator.faults.report(contract, stage, errors)
 
-    def _judged(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
+    def _write_verdicts(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
         """Write a contract's verdicts; return the announcements. A cell that nobody has ever reported to is no news."""
         return [
             self.events.changed(verdict, before, self._names(name), now)
@@ -319,8 +319,8 @@ class Core:
         def promote(
             decisions: DecisionTable, incidents: Sequence[Incident]
         ) -> tuple[DecisionTable, Sequence[Promotion]]:
-            decisions, said, rolled = self.promotions.write(decisions, name, evaluation, incidents, now, unit)
-            moved.extend(said)
+            decisions, news, rolled = self.promotions.write(decisions, name, evaluation, incidents, now, unit)
+            moved.extend(news)
             return decisions, rolled
 
         step = escalate(
@@ -395,8 +395,8 @@ class Core:
 
     def inference_versions(self, contract: str) -> frozenset[str]:
         """Versions of the inference kernel that have reported; "" where there is one, which routers need not name."""
-        found = {kernel.version for kernel in self.evaluator.kernels(contract) if kernel.role == "inference"}
-        return frozenset(found | {""} if len(found) == 1 else found)
+        versions = {kernel.version for kernel in self.evaluator.kernels(contract) if kernel.role == "inference"}
+        return frozenset(versions | {""} if len(versions) == 1 else versions)
 
     def _kept(self, contract: str, slice: str, version: str) -> float:
         """Unix time when a router last kept requests of a slice from a version; of one that it did not name, too."""
@@ -419,8 +419,8 @@ class Core:
         """
         before = self.escalation
         incidents = before.incidents.get(contract, ())
-        for kind, said in words.items():
-            incidents = with_word(incidents, kind, said, now)
+        for kind, data in words.items():
+            incidents = with_word(incidents, kind, data, now)
         after = replace(
             before,
             decisions=decisions or before.decisions,
@@ -429,21 +429,21 @@ class Core:
         )
         with unit_of_work(self.connection) as unit:
             self._store.save(before, after)
-            announcements = [self.events.record(contract, kind, said, now) for kind, said in words.items()]
+            announcements = [self.events.record(contract, kind, data, now) for kind, data in words.items()]
             unit.on_commit(lambda: setattr(self, "escalation", after))
             unit.on_commit(lambda: self.announce_all(announcements))
 
-    def diagnose(self, incident: Incident, found: Diagnosis, evidence: str, now: float) -> None:
-        """Attach a diagnosis to an incident, open or over; its evidence is JSON, whose SHA-256 is in `found`."""
-        after = with_diagnosis(incident, found)
+    def diagnose(self, incident: Incident, diagnosis: Diagnosis, evidence: str, now: float) -> None:
+        """Attach a diagnosis to an incident, open or over; its evidence is JSON, whose SHA-256 is in it."""
+        after = with_diagnosis(incident, diagnosis)
         lasting = self.escalation.incidents.get(incident.contract, ())
         incidents = tuple(after if other.id == incident.id else other for other in lasting)
         state = replace(self.escalation, incidents={**self.escalation.incidents, incident.contract: incidents})
-        message = f"{found.by} on incident {incident.id}: {found.text}"
-        said = {"incident": incident.id, "slice": found.slice, "by": found.by, "message": message}
+        message = f"{diagnosis.by} on incident {incident.id}: {diagnosis.text}"
+        data = {"incident": incident.id, "slice": diagnosis.slice, "by": diagnosis.by, "message": message}
         with unit_of_work(self.connection) as unit:
-            self._store.incidents.diagnosed(after, found.evidence, evidence)
-            announcement = self.events.record(incident.contract, found.kind, said, now)
+            self._store.incidents.diagnosed(after, diagnosis.evidence, evidence)
+            announcement = self.events.record(incident.contract, diagnosis.kind, data, now)
             unit.on_commit(lambda: setattr(self, "escalation", state))
             unit.on_commit(lambda: self.announce_all([announcement]))
 
@@ -471,8 +471,8 @@ class Core:
         for edge in escalation.edges:
             silenced = [silence.id for silence in people.silencing(edge.cell, now)]
             dry_run = contract.name in self.dry_run
-            said = self.events.transition(edge, names, incidents.get(edge.incident), dry_run=dry_run, silenced=silenced)
-            announcements += [] if silenced else [said]
+            news = self.events.transition(edge, names, incidents.get(edge.incident), dry_run=dry_run, silenced=silenced)
+            announcements += [] if silenced else [news]
         for silence in escalation.ended_silences:
             self.events.record(silence.contract, "unsilenced", ended_silence(silence), now)
         for pin in escalation.ended_pins:
@@ -501,9 +501,7 @@ class Core:
             )
             over = incident is None or incident.recovered or incident.state is IncidentState.RESOLVED
             ends = body["status"] == "resolved" and over and message.reason is not MessageReason.UNFOLLOWED
-            self.outbox.enqueue(
-                message.endpoint, contract.name, encode(body), now, ends=body["groupKey"] if ends else ""
-            )
+            self.outbox.enqueue(message.endpoint, contract.name, encode(body), now, group=body["groupKey"], ends=ends)
 
     def _kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernels that have reported; none of a contract that is served no more."""

@@ -22,7 +22,6 @@ class Discard(grpc.GenericRpcHandler):
     """Takes any call's message as bytes, and answers an empty success."""
 
     def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Serve every method alike."""
         return grpc.unary_unary_rpc_method_handler(self._answer)
 
     async def _answer(self, _: bytes, __: Any) -> bytes:

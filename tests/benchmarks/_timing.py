@@ -5,12 +5,14 @@ Times are seconds of the thread's own CPU, so that being interrupted does not co
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
-__all__ = ["Accept", "interleaved", "spread"]
+__all__ = ["Accept", "interleaved", "resident", "spread"]
 
 
 class Accept(MetricExporter):
@@ -37,6 +39,11 @@ def interleaved(programs: Mapping[str, Callable[[], object]], rounds: int) -> di
             program()
             seconds[name].append(time.thread_time() - start)
     return {name: sorted(times) for name, times in seconds.items()}
+
+
+def resident() -> int:
+    """Bytes of the process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def spread(seconds: list[float], work: float) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""What an evaluation costs: `python tests/benchmarks/bench_evaluate.py [--processes 64]`, a minute.
+"""What an evaluation costs: `python tests/benchmarks/bench_evaluate.py`, a minute.
 
 So many processes export what real recorders do with the contract of twenty slices after 100,000 tokens (see
 `tests.tools.real_messages`), every ten seconds, and the evaluator judges after each round: where a pane turns, within
@@ -13,33 +13,25 @@ import os
 # NumPy reads this when it is loaded, and `kc-otel` says it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import argparse
 import sqlite3
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 
+from _timing import resident
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_file import unit_of_work
 from tests.tools.real_messages import INTERVAL, Case, Sender, contract, messages
+from tests.tools.verdicts import streams_of
 
-ROUNDS, WARM = 14, 2
-
-
-def resident() -> float:
-    """MiB that this process has."""
-    return int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]) / 1024
+PROCESSES, ROUNDS, WARM = 64, 14, 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=64)
-    processes = parser.parse_args().processes
     bodies = messages(Case("twenty-slices", 100_000), exports=ROUNDS)
     connection = sqlite3.connect(":memory:", isolation_level=None)
     judged = contract("twenty-slices")
@@ -54,7 +46,7 @@ def main() -> None:
 
     now, before, pane = time.time(), resident(), -1
     width = next(iter(evaluator.states.values())).grids[0].width
-    senders = [Sender(bodies, number, now) for number in range(processes)]
+    senders = [Sender(bodies, number, now) for number in range(PROCESSES)]
     for number in range(ROUNDS):
         exported = [sender.export() for sender in senders]
         for body in exported:
@@ -72,8 +64,9 @@ def main() -> None:
         now += INTERVAL
     [evaluation] = evaluator.evaluate(now).values()
     print(
-        f"{processes} processes, {sum(len(state.streams) for state in evaluator.states.values()):,} streams, "
-        f"{len(evaluation.verdicts)} cells; {before:.0f} MiB before the first message, {resident():.0f} after"
+        f"{PROCESSES} processes, {len(streams_of(evaluator)):,} streams, "
+        f"{len(evaluation.verdicts)} cells; {before / 2**20:.0f} MiB before the first message, "
+        f"{resident() / 2**20:.0f} after"
     )
     for what, times in spent.items():
         print(f"  {what:24s} {statistics.median(times):7.1f} ms")

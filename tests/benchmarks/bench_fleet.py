@@ -49,7 +49,7 @@ from tests.tools.servers import free_address, running
 
 EXPORTS = 24
 """Different messages that each process goes through."""
-PAGE_SECONDS = 5.0
+PAGE_SECONDS, MEASURED_SECONDS = 5.0, 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 Export = Callable[[bytes], Awaitable[str]]
 
@@ -155,15 +155,15 @@ async def page(url: str, seconds: float) -> None:
             await asyncio.sleep(PAGE_SECONDS)
 
 
-async def measured(fleet: Fleet, seconds: float, pid: int, api: str | None) -> tuple[float, int]:
+async def measured(fleet: Fleet, pid: int, api: str | None) -> tuple[float, int]:
     """Share of a core that a process takes for a fleet, after two rounds of exports, and its largest memory."""
-    whole = 2 * INTERVAL + seconds
+    whole = 2 * INTERVAL + MEASURED_SECONDS
 
     async def watched() -> tuple[float, int]:
         await asyncio.sleep(2 * INTERVAL)
         fleet.waits.clear()
         before, began = use(pid), time.monotonic()
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(MEASURED_SECONDS)
         after = use(pid)
         return (after.cpu - before.cpu) / (time.monotonic() - began), after.memory
 
@@ -175,13 +175,15 @@ async def measured(fleet: Fleet, seconds: float, pid: int, api: str | None) -> t
     return found.result()
 
 
-def line(name: str, cores: float, memory: int, fleet: Fleet) -> str:
+def show(name: str, fleet: Fleet, pid: int, api: str | None = None) -> None:
+    cores, memory = asyncio.run(measured(fleet, pid, api))
     waits = sorted(fleet.waits)
     other = {status: count for status, count in fleet.answers.items() if status not in {"200", "204", "OK"}}
-    return (
+    print(
         f"{name:34s} {cores:6.2f} of a core {memory / 2**20:7.0f} MiB   acknowledged after "
         f"{statistics.median(waits) * 1e3:.1f} ms, {waits[int(0.99 * len(waits))] * 1e3:.0f} ms in 99 of 100, "
-        f"{sum(fleet.answers.values()):,} exports{f', of them {other}' if other else ''}"
+        f"{sum(fleet.answers.values()):,} exports{f', of them {other}' if other else ''}",
+        flush=True,
     )
 
 
@@ -189,12 +191,8 @@ def line(name: str, cores: float, memory: int, fleet: Fleet) -> str:
 def bare(transport: str, folder: Path) -> Iterator[tuple[str, int]]:
     """A server of the same libraries that throws away what comes: its address, and its process."""
     address = free_address()
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("_bare_server.py")),
-        transport.lower(),
-        address.rpartition(":")[2],
-    ]
+    server = str(Path(__file__).with_name("_bare_server.py"))
+    command = [sys.executable, server, transport.lower(), address.rpartition(":")[2]]
     with (folder / "bare.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             while not listens(address):
@@ -270,7 +268,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=1024)
     parser.add_argument("--contract", choices=CONTRACTS, default="rl-rollouts")
-    parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4 * given.processes + 1000, hard), hard))
@@ -292,23 +289,17 @@ def main() -> None:
             try:
                 url = f"{evaluator.http}/v1/metrics" if transport == "HTTP" else evaluator.grpc
                 fleet, api = Fleet(url, sender, given.processes), f"{evaluator.api}/api/v1/verdicts"
-                cores, memory = asyncio.run(measured(fleet, given.seconds, evaluator.process.pid, api))
-                print(line(f"kc-otel serve, OTLP/{transport}", cores, memory, fleet), flush=True)
+                show(f"kc-otel serve, OTLP/{transport}", fleet, evaluator.process.pid, api)
             finally:
                 evaluator.stop()
             with bare(transport, folder) as (url, pid):
-                fleet = Fleet(url, sender, given.processes)
-                cores, memory = asyncio.run(measured(fleet, given.seconds, pid, None))
-                print(line(f"the library alone, OTLP/{transport}", cores, memory, fleet), flush=True)
+                show(f"the library alone, OTLP/{transport}", Fleet(url, sender, given.processes), pid)
         with alternative(folder) as (url, pid):
-            fleet = Fleet(url, sender, given.processes)
-            cores, memory = asyncio.run(measured(fleet, given.seconds, pid, None))
-            print(line("VictoriaMetrics", cores, memory, fleet), flush=True)
+            show("VictoriaMetrics", Fleet(url, sender, given.processes), pid)
         translated = [remote_write.undated(ExportMetricsServiceRequest.FromString(body)) for body in bodies]
         with prometheus(case, folder) as (url, pid):
-            fleet = Fleet(url, lambda number, _: Writer(translated, number), given.processes)
-            cores, memory = asyncio.run(measured(fleet, given.seconds, pid, None))
-            print(line("Prometheus and our rules", cores, memory, fleet), flush=True)
+            writers = Fleet(url, lambda number, _: Writer(translated, number), given.processes)
+            show("Prometheus and our rules", writers, pid)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from kc_otel.serve.durable_sink import DurableSink
 from kc_otel.serve.store.state_file import open_state
 from tests.tools.real_messages import INTERVAL, Case, Sender, contract, messages
 
-PROCESSES = 64
+PROCESSES, EXPORTS, ROUNDS = 64, 30, 3
 EVALUATED_EVERY = 100
 
 
@@ -60,23 +60,20 @@ async def measured(file: Path | None, exports: Sequence[Sequence[bytes]]) -> tup
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--exports", type=int, default=30, help="of each process")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to measure")
-    arguments = parser.parse_args()
+    parent = parser.parse_args().folder
     print(f"load average {os.getloadavg()[0]:.1f}")
-    for tokens in arguments.tokens:
-        bodies = messages(Case("rl-rollouts", tokens), exports=arguments.exports)
+    for tokens in (1_000, 100_000):
+        bodies = messages(Case("rl-rollouts", tokens), exports=EXPORTS)
         for processes in (PROCESSES, 1):
-            count = arguments.exports * (1 if processes > 1 else 10)
+            count = EXPORTS * (1 if processes > 1 else 10)
             found: dict[bool, list[tuple[float, float, list[float]]]] = {True: [], False: []}
-            for _ in range(arguments.rounds):
+            for _ in range(ROUNDS):
                 for kept in (True, False):
                     began = time.time() - count * INTERVAL
                     senders = [Sender(bodies, number, began) for number in range(processes)]
                     exports = [[sender.export() for _ in range(count)] for sender in senders]
-                    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+                    with tempfile.TemporaryDirectory(dir=parent) as folder:
                         file = Path(folder) / "state" if kept else None
                         found[kept].append(asyncio.run(measured(file, exports)))
             print(f"{tokens:,} tokens, {len(bodies[-1]):,} bytes an export, {processes} at a time:")

@@ -1,4 +1,4 @@
-"""Ten faults planted at every depth of a small model: found, missed or wrong, with time and tokens.
+"""Ten faults planted at every depth of a small model: found, missed or wrong, and in which time.
 
 python -m tests.benchmarks.bench_locate
 """
@@ -7,33 +7,32 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kc_otel.contract.model import Contract
 from kc_otel.diagnose.located import Located
 from kc_otel.diagnose.torch_locate import locate
 from tests.diagnose.planted_faults import FAULTS, LAYERS, Fault, conversations, pair
+from tests.tools.contracts import contract_of
 
 SEEDS = 2
-HEADER = "| planted | found | missed | wrong | seconds | tokens |\n| --- | --- | --- | --- | --- | --- |"
-CONTRACT = Contract.model_validate(
-    {
-        "apiVersion": "kernel-contract/v1",
-        "kind": "KernelContract",
-        "metadata": {"name": "planted", "version": 1, "owner": "tests"},
-        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch"}},
-    }
-)
+HEADER = "| planted | found | missed | wrong | seconds |\n| --- | --- | --- | --- | --- |"
+Timed = tuple[Located, float]
+"""An answer, and the seconds that it took."""
+CONTRACT = contract_of("planted", kernels={"train": {"engine": "torch"}, "inference": {"engine": "torch"}})
 
 
-def located(fault: Fault | None, layer: int, seed: int) -> Located:
-    """The answer for one model."""
-    train, inference = pair(fault, layer, seed)
-    return locate(CONTRACT, train, inference, conversations(seed=seed), shares=False)
+def timed(*given: Any) -> Timed:
+    began = time.monotonic()
+    return locate(*given, shares=False), time.monotonic() - began
+
+
+def located(fault: Fault | None, layer: int, seed: int) -> Timed:
+    return timed(CONTRACT, *pair(fault, layer, seed), conversations(seed=seed))
 
 
 def is_right(fault: Any, layer: int, found: Located) -> bool:
@@ -55,32 +54,34 @@ def engine_rows() -> None:
         kernel = VllmKernel.of(str(made), live.ENGINE)
         train, sequences = live.training(made), live.conversations(kernel._tokenizer)
 
-        def answer(fault: live.EngineFault | None, layer: int) -> Located:
+        def answer(fault: live.EngineFault | None, layer: int) -> Timed:
             with live.planted(kernel, fault, layer):
-                return locate(live.CONTRACT, train, kernel, sequences, shares=False)
+                return timed(live.CONTRACT, train, kernel, sequences)
 
         for fault in live.ENGINE_FAULTS:
             runs = [(layer, answer(fault, layer)) for layer in (range(live.LAYERS) if fault.in_layer else (0,))]
             print(fault_row(fault, runs))
-        idle = [answer(None, 0) for _ in range(10)]
-        named = sum(found.culprit is not None for found in idle)
-        print(row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle))
+        print(idle_row([answer(None, 0) for _ in range(10)]))
         kernel.close()
         runs = []
         for layer in range(live.LAYERS):
             eight = in_int8(made, Path(f"{folder}/int8-{layer}"), products=(f"layers.{layer}.self_attn.o_proj",))
             live.scales_turned(eight, layer)
             kernel = VllmKernel.of(str(eight), live.ENGINE)
-            runs.append((layer, locate(live.CONTRACT, train, kernel, sequences, shares=False)))
+            runs.append((layer, timed(live.CONTRACT, train, kernel, sequences)))
             kernel.close()
         print(fault_row(live.EngineFault("transposed scales", lambda *_: None, "o_proj"), runs))
 
 
-def fault_row(fault: Any, runs: list[tuple[int, Located]]) -> str:
-    """A line of the table."""
-    right = sum(is_right(fault, layer, found) for layer, found in runs)
-    missed = sum(found.culprit is None for _, found in runs)
-    return row(fault.name, right, missed, len(runs) - right - missed, [found for _, found in runs])
+def fault_row(fault: Any, runs: list[tuple[int, Timed]]) -> str:
+    right = sum(is_right(fault, layer, found) for layer, (found, _) in runs)
+    missed = sum(found.culprit is None for _, (found, _) in runs)
+    return row(fault.name, right, missed, len(runs) - right - missed, [answer for _, answer in runs])
+
+
+def idle_row(idle: list[Timed]) -> str:
+    named = sum(found.culprit is not None for found, _ in idle)
+    return row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle)
 
 
 def main() -> None:
@@ -91,18 +92,15 @@ def main() -> None:
         layers = range(LAYERS) if fault.in_layer else (0,)
         runs = [(layer, located(fault, layer, seed)) for layer in layers for seed in range(SEEDS)]
         print(fault_row(fault, runs))
-    idle = [located(None, 0, seed) for seed in range(5 * SEEDS)]
-    named = sum(found.culprit is not None for found in idle)
-    print(row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle))
+    print(idle_row([located(None, 0, seed) for seed in range(5 * SEEDS)]))
     if find_spec("vllm"):
         print(f"\n{HEADER}")
         engine_rows()
 
 
-def row(name: str, right: int, missed: int, wrong: int, runs: list[Located]) -> str:
-    """A line of the table; time and tokens of a run are medians."""
-    seconds, tokens = (statistics.median(getattr(found, what) for found in runs) for what in ("seconds", "tokens"))
-    return f"| {name} | {right} | {missed} | {wrong} | {seconds:.1f} | {tokens:.0f} |"
+def row(name: str, right: int, missed: int, wrong: int, runs: list[Timed]) -> str:
+    """A line of the table; the time of a run is the median."""
+    return f"| {name} | {right} | {missed} | {wrong} | {statistics.median(seconds for _, seconds in runs):.1f} |"
 
 
 if __name__ == "__main__":

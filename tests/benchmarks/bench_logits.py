@@ -15,21 +15,19 @@ import os
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
-import argparse
 import threading
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
-from _timing import interleaved, spread
+from _timing import interleaved, resident, spread
 from torch.nn.functional import log_softmax
 
 from kc_otel import machine_code
 from kc_otel.record.measure.logits import logit_drift
 
-ROWS, VOCAB = 256, 32_768
+ROWS, VOCAB, ROUNDS = 256, 32_768, 7
 
 
 def naive(z_train: torch.Tensor, z_inference: torch.Tensor) -> torch.Tensor:
@@ -50,11 +48,6 @@ def naive(z_train: torch.Tensor, z_inference: torch.Tensor) -> torch.Tensor:
         ],
         dim=1,
     )
-
-
-def resident() -> int:
-    """Bytes of the process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def extra_resident(program) -> int:
@@ -83,10 +76,6 @@ def ours(train: torch.Tensor, inference: torch.Tensor, *, code: bool) -> np.ndar
 
 
 def main() -> None:
-    """Time all and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     inference = 3 * torch.randn((ROWS, VOCAB), generator=generator)
@@ -97,9 +86,9 @@ def main() -> None:
         "kc-otel, NumPy": partial(ours, train, inference, code=False),
     }
     grown = {name: extra_resident(program) for name, program in programs.items()}
-    seconds = interleaved(programs, rounds)
+    seconds = interleaved(programs, ROUNDS)
     rates = {name: spread(times, 1.0) for name, times in seconds.items()}
-    print(f"one core, [{ROWS}, {VOCAB}], {rounds} interleaved rounds, CPU time\n")
+    print(f"one core, [{ROWS}, {VOCAB}], {ROUNDS} interleaved rounds, CPU time\n")
     print(f"{'milliseconds':20s}{'best':>8s}{'median':>8s}{'worst':>8s}{'speed':>8s}{'extra MiB':>12s}")
     for name, rate in rates.items():
         numbers = "".join(f"{1e3 / value:8.1f}" for value in rate)

@@ -19,7 +19,6 @@ import os
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
-import argparse
 import statistics
 import time
 
@@ -35,7 +34,7 @@ from kc_otel.record.telemetry.accumulate import Accumulator
 from tests.tools.contracts import contract_of
 
 SEQUENCES, TOKENS, SLICES = 256, 2048, 20
-SDK_TOKENS = 20_000
+SDK_TOKENS, ROUNDS = 20_000, 15
 
 
 def logprobs() -> tuple[np.ndarray, np.ndarray]:
@@ -145,10 +144,6 @@ def handing_over(step: list[torch.Tensor], rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Time the programs and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     train, inference = logprobs()
     tensors = torch.from_numpy(train), torch.from_numpy(inference)
@@ -161,20 +156,20 @@ def main() -> None:
         "verl metrics + weights": verl_like(*tensors, mask),
         ours: lambda: accumulator.add_sampled(*tensors, membership=realistic),
     }
-    seconds = interleaved(programs, rounds)
+    seconds = interleaved(programs, ROUNDS)
     work = dict.fromkeys(programs, SEQUENCES * TOKENS)
     work["SDK Histogram.record"] = SDK_TOKENS
     rates = {name: spread(seconds[name], work[name]) for name in programs}
     sdk_rates, verl_rates = rates["SDK Histogram.record"], rates["verl metrics + weights"]
     groups = len(np.unique(realistic, axis=0))
-    print(f"one core, [{SEQUENCES}, {TOKENS}] float32, {rounds} interleaved rounds; {groups} combinations of slices,")
+    print(f"one core, [{SEQUENCES}, {TOKENS}] float32, {ROUNDS} interleaved rounds; {groups} combinations of slices,")
     print(f"a sequence is in {realistic.sum(1).mean():.1f} of {SLICES} slices. Million tokens per CPU second:\n")
     print(f"{'':42s}{'best':>9s}{'median':>9s}{'worst':>9s}{'x SDK':>9s}{'x verl':>9s}")
     for name, rate in rates.items():
         numbers = "".join(f"{value / 1e6:9.2f}" for value in rate)
         print(f"{name:42s}{numbers}{rate[0] / sdk_rates[0]:9.0f}{rate[0] / verl_rates[0]:9.1f}")
     print("\nSDK: one quantity, no slices. verl: a reimplementation from its documentation, whole-batch averages only.")
-    waits = handing_over([side[:4, :256].clone().requires_grad_() for side in tensors], 10 * rounds)
+    waits = handing_over([side[:4, :256].clone().requires_grad_() for side in tensors], 10 * ROUNDS)
     print(f"compare of 1,024 tokens returns in {statistics.median(waits) * 1e6:.0f} us (median of {len(waits)})")
 
 

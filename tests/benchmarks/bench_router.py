@@ -17,6 +17,7 @@ from kc_otel.client.router import Router
 from kc_otel.judge.decisions import Canary, DecisionTable, Route, changed
 from tests.tools.contracts import contract_of
 
+CALLS = 50_000
 CONTRACT = contract_of(
     "policy-7b",
     slices={f"task-{n}": {"where": {"task": f"t{n}", "prompt_tokens": ">= 1024"}} for n in range(20)},
@@ -25,23 +26,13 @@ CONTRACT = contract_of(
 
 
 def table(slices: int) -> DecisionTable:
-    return DecisionTable(
-        version=1,
-        routes=tuple(
-            Route("policy-7b", f"task-{n}", "inferB", "trainA", "train-kernel", "token-tv", "broken", 0.0)
-            for n in range(slices)
-        ),
-    )
+    about = ("inferB", "trainA", "train-kernel", "token-tv", "broken", 0.0)
+    return DecisionTable(version=1, routes=tuple(Route("policy-7b", f"task-{n}", *about) for n in range(slices)))
 
 
-def microseconds(call: Callable[[], object], number: int = 50_000) -> tuple[float, float]:
-    times = repeat(call, number=number, repeat=21, timer=thread_time)
-    return median(times) / number * 1e6, min(times) / number * 1e6
-
-
-def shown(what: str, by: str, covered: bool, call: Callable[[], object]) -> None:
-    middle, best = microseconds(call)
-    print(f"{what:>18} {by:>12} {covered!s:>8} {middle:>7.2f} {best:>7.2f}")
+def show(what: str, by: str, covered: bool, call: Callable[[], object]) -> None:
+    times = [seconds / CALLS * 1e6 for seconds in repeat(call, number=CALLS, repeat=21, timer=thread_time)]
+    print(f"{what:>18} {by:>12} {covered!s:>8} {median(times):>7.2f} {min(times):>7.2f}")
 
 
 def main() -> None:
@@ -56,11 +47,11 @@ def main() -> None:
     for routes in (0, 1, 3):
         router = Router.from_table(table(routes), contracts=[CONTRACT], stale_after=60.0)
         for by, covered, where in asked:
-            shown(f"{routes} routes", by, covered, partial(router.choose, "policy-7b", where, "inferB"))
+            show(f"{routes} routes", by, covered, partial(router.choose, "policy-7b", where, "inferB"))
     canary = Canary("policy-7b", "inferB", 0.05, "canary, step 2 of 3", 0.0)
     router = Router.from_table(changed(table(0), 1.0, canaries=[canary]), contracts=[CONTRACT], stale_after=60.0)
     for by, _, where in asked:
-        shown("a canary", by, True, partial(router.choose, "policy-7b", where, "inferB", key="user-17"))
+        show("a canary", by, True, partial(router.choose, "policy-7b", where, "inferB", key="user-17"))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,11 @@ Real recorders' messages (the contract of twenty slices after 100,000 tokens) ov
 process, and into a judge before one and two shards of a Ray cluster that begins and ends with it. What is divided is
 CPU time, so that other programs count for little: a message costs the judge's process so much, a shard so much, and
 Ray's own processes so much. How many shards one judge's process can feed is the ratio of the first two; efficiency from
-one core to two is what a message costs all of them with one shard, by what it costs with two. Wall time is said as
-well, and means something on an idle machine only. Three minutes.
+one core to two is what a message costs all of them with one shard, by what it costs with two. Three minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -29,7 +27,7 @@ from tests.tools.real_messages import Case, Sender, contract, messages
 from tests.tools.servers import free_address, running
 
 CASE = Case("twenty-slices", 100_000)
-PROCESSES = 32
+PROCESSES, EXPORTS = 32, 40
 WARM = 4
 """Exports of each process before anything is measured: streams become known."""
 
@@ -41,10 +39,9 @@ class Spent:
     judge: float
     shards: float
     ray: float
-    wall: float
 
     def since(self, before: Spent) -> Spent:
-        return Spent(*(getattr(self, name) - getattr(before, name) for name in ("judge", "shards", "ray", "wall")))
+        return Spent(*(getattr(self, name) - getattr(before, name) for name in ("judge", "shards", "ray")))
 
     @property
     def total(self) -> float:
@@ -71,8 +68,8 @@ def served(folder: Path, shards: int) -> Iterator[tuple[int, str, str]]:
 def spent(pid: int, api: str) -> Spent:
     shards = httpx.get(f"{api}/api/v1/health").json()["shards"]
     own = {pid, *(shard["pid"] for shard in shards)}
-    others = sum(cpu(child) for child in below(pid) if child not in own)
-    return Spent(cpu(pid), sum(shard["cpu_seconds"] for shard in shards), others, time.monotonic())
+    others = sum(use(child).cpu for child in below(pid) if child not in own)
+    return Spent(use(pid).cpu, sum(shard["cpu_seconds"] for shard in shards), others)
 
 
 def below(pid: int) -> list[int]:
@@ -81,10 +78,6 @@ def below(pid: int) -> list[int]:
         for child in map(int, (task / "children").read_text().split()):
             found += [child, *below(child)]
     return found
-
-
-def cpu(pid: int) -> float:
-    return use(pid).cpu
 
 
 async def send(url: str, senders: list[Sender], exports: int) -> None:
@@ -101,44 +94,37 @@ async def send(url: str, senders: list[Sender], exports: int) -> None:
     await asyncio.gather(*map(send_exports, senders))
 
 
-def measured(shards: int, bodies: list[bytes], exports: int) -> Spent:
-    """What all messages took."""
+def measured(shards: int, bodies: list[bytes]) -> Spent:
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), shards) as (pid, http, api):
-        began = time.time() - 10.0 * (WARM + exports)
+        began = time.time() - 10.0 * (WARM + EXPORTS)
         senders = [Sender(bodies, number, began) for number in range(PROCESSES)]
         asyncio.run(send(http, senders, WARM))
         time.sleep(2.0)  # shards have said what they spent
         before = spent(pid, api)
-        asyncio.run(send(http, senders, exports))
-        wall = time.monotonic()
+        asyncio.run(send(http, senders, EXPORTS))
         time.sleep(2.0)
-        after = spent(pid, api)
-        return Spent(after.judge, after.shards, after.ray, wall).since(before)
+        return spent(pid, api).since(before)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--exports", type=int, default=40)
-    exports = parser.parse_args().exports
-    bodies = messages(CASE, exports=WARM + exports)
-    count = exports * PROCESSES
+    bodies = messages(CASE, exports=WARM + EXPORTS)
+    count = EXPORTS * PROCESSES
     print(
         f"{count:,} messages of {sum(map(len, bodies)) // len(bodies):,} bytes over HTTP; CPU time of a message in us"
     )
-    print("                    judge   shards      Ray      all   messages/CPU second   messages/s of wall time")
+    print("                    judge   shards      Ray      all   messages/CPU second")
     found = {}
     for shards in (0, 1, 2):
-        cost = found[shards] = measured(shards, bodies, exports)
+        cost = found[shards] = measured(shards, bodies)
         parts = [1e6 * value / count for value in (cost.judge, cost.shards, cost.ray, cost.total)]
         name = "one process" if not shards else f"{shards} shard{'s' * (shards > 1)}"
         print(
             f"  {name:14s} {parts[0]:8,.0f} {parts[1]:8,.0f} {parts[2]:8,.0f} {parts[3]:8,.0f} "
-            f"{count / cost.total:21,.0f} {count / cost.wall:25,.0f}",
+            f"{count / cost.total:21,.0f}",
             flush=True,
         )
     print(f"  efficiency of a core from one shard to two: {found[1].total / found[2].total:.2f}")
     print(f"  shards that one judge's process can feed: {found[2].shards / found[2].judge:.1f}")
-    print(f"  wall time of one shard by that of two: {found[1].wall / found[2].wall:.2f}")
 
 
 if __name__ == "__main__":

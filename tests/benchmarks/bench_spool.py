@@ -1,4 +1,4 @@
-"""What keeping requests costs: `python tests/benchmarks/bench_spool.py [--requests 5000] [--rounds 5]`.
+"""What keeping requests costs: `python tests/benchmarks/bench_spool.py`.
 
 Requests have 1,000 prompt and 500 sampled tokens. The alternative for writing is what one would write first: a JSON
 line for each request, flushed each time.
@@ -6,7 +6,6 @@ line for each request, flushed each time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -19,23 +18,18 @@ from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool
 
 PROMPT, TOKENS = 1000, 500
+KERNEL = Kernel("vllm", version="0.32", dtype="bfloat16")
 
 
 def request(number: int) -> SampledRequest:
-    """A request of random tokens."""
     rng = np.random.default_rng(number)
-    return SampledRequest(
-        f"cmpl-{number}",
-        rng.integers(0, 32_000, PROMPT),
-        rng.integers(0, 32_000, TOKENS),
-        np.log(rng.uniform(0.01, 1.0, TOKENS)).astype(np.float32),
-        Kernel("vllm", version="0.32", dtype="bfloat16"),
-        attributes={"task": "code", "prompt_tokens": PROMPT},
-    )
+    prompt, tokens = (rng.integers(0, 32_000, size) for size in (PROMPT, TOKENS))
+    logprobs = np.log(rng.uniform(0.01, 1.0, TOKENS)).astype(np.float32)
+    attributes = {"task": "code", "prompt_tokens": PROMPT}
+    return SampledRequest(f"cmpl-{number}", prompt, tokens, logprobs, KERNEL, attributes=attributes)
 
 
 def writing(folder: Path, requests: int, rounds: int) -> None:
-    """The spool against a JSON line per request."""
     made = [request(number) for number in range(256)]
 
     def spooled() -> None:
@@ -73,13 +67,8 @@ def writing(folder: Path, requests: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Run the measurement and print it."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--requests", type=int, default=5000)
-    arguments.add_argument("--rounds", type=int, default=5)
-    options = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="kc-otel-") as folder:
-        writing(Path(folder), options.requests, options.rounds)
+        writing(Path(folder), requests=5000, rounds=5)
 
 
 if __name__ == "__main__":

@@ -85,23 +85,13 @@ def grpo(folder, steps):
         def on_step_end(self, *_, **__):
             steps.end()
 
+    sizes = {"per_device_train_batch_size": SEQUENCES, "num_generations": 8, "max_completion_length": TOKENS}
+    sizes |= {"max_steps": 2 * (PAIRS + 1), "learning_rate": 1e-5, "bf16": False, "use_cpu": True}
+    quiet = {"report_to": "none", "logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True}
     trainer = GRPOTrainer(
         str(checkpoint),
         lambda completions, **_: [float(len(text)) for text in completions],
-        GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=SEQUENCES,
-            num_generations=8,
-            max_completion_length=TOKENS,
-            learning_rate=1e-5,
-            bf16=False,
-            use_cpu=True,
-            report_to="none",
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-            max_steps=2 * (PAIRS + 1),
-        ),
+        GRPOConfig(output_dir=folder, **sizes, **quiet),
         Dataset.from_list([{"prompt": f"{i}", "task": f"t{i % 8}"} for i in range(64)]),
         processing_class=AutoTokenizer.from_pretrained(checkpoint),
         rollout_func=rollout,
@@ -112,7 +102,6 @@ def grpo(folder, steps):
 
 
 def main():
-    """Run the comparison and print it."""
     if find_spec("trl") is None:
         print("trl is not installed here: nothing to measure")
         return

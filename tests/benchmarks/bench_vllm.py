@@ -1,6 +1,6 @@
 """What recording costs vLLM: the same requests with and without instrumentation, interleaved, in one process.
 
-    .venv-engines/bin/python tests/benchmarks/bench_vllm.py [--rounds 60] [--requests 64] [--tokens 64]
+    .venv-engines/bin/python tests/benchmarks/bench_vllm.py
 
 The model is tiny, which makes it the worst case: what a token costs vLLM itself is as small as it gets. Requests ask
 for log-probabilities, as RL does, or do not, as most serving does; in the latter case instrumentation has the engine
@@ -10,7 +10,6 @@ that other programs on this machine count less. Prints the median of the paired 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import statistics
@@ -23,15 +22,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARES = (0.05, 1.0)
+ROUNDS, REQUESTS, TOKENS = 60, 64, 64
 
 
 def main() -> None:
-    """Run the comparison and print it."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rounds", type=int, default=60)
-    arguments.add_argument("--requests", type=int, default=64)
-    arguments.add_argument("--tokens", type=int, default=64)
-    options = arguments.parse_args()
     if find_spec("vllm") is None:
         print("vLLM is not installed here; `make bench` runs this with .venv-engines where that is made")
         return
@@ -57,13 +51,11 @@ def main() -> None:
         disable_log_stats=True,
         enable_prefix_caching=False,
     )
-    texts = prompts("code", options.requests)
+    texts = prompts("code", REQUESTS)
     params = {
         asked: [
-            SamplingParams(
-                max_tokens=options.tokens, ignore_eos=True, seed=i, logprobs=asked, extra_args={"task": f"t{i % 8}"}
-            )
-            for i in range(options.requests)
+            SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=i, logprobs=asked, extra_args={"task": f"t{i % 8}"})
+            for i in range(REQUESTS)
         ]
         for asked in (0, None)
     }
@@ -79,10 +71,10 @@ def main() -> None:
         return time.process_time() - start
 
     with tempfile.TemporaryDirectory() as folder:
-        _compare(run, options, Path(folder))
+        _compare(run, Path(folder))
 
 
-def _compare(run, options: argparse.Namespace, folder: Path) -> None:
+def _compare(run, folder: Path) -> None:
     from kc_otel.integrations.vllm import KernelContractInstrumentor
     from tests.tools.contracts import contract_of
 
@@ -91,7 +83,7 @@ def _compare(run, options: argparse.Namespace, folder: Path) -> None:
     programs = [(asked, share) for asked in (0, None) for share in (None, *SHARES)]
     seconds: dict[tuple[int | None, float | None], list[float]] = {program: [] for program in programs}
     recorded = 0
-    for round_ in range(options.rounds + 1):
+    for round_ in range(ROUNDS + 1):
         # Whoever comes first after a pause pays for it: everyone in turn.
         turn = round_ % len(programs)
         for asked, share in programs[turn:] + programs[:turn]:
@@ -106,12 +98,11 @@ def _compare(run, options: argparse.Namespace, folder: Path) -> None:
                 instrumentor.uninstrument()
             if round_:
                 seconds[asked, share].append(took)
-    tokens = options.requests * options.tokens
-    print(f"{options.requests} requests of {options.tokens} tokens, {options.rounds} rounds; {recorded} recorded")
+    print(f"{REQUESTS} requests of {TOKENS} tokens, {ROUNDS} rounds; {recorded} recorded")
     for asked in (0, None):
         base = seconds[asked, None]
         name = "log-probabilities requested" if asked == 0 else "log-probabilities not requested"
-        print(f"{name}: {tokens / statistics.median(base):,.0f} tokens/s uninstrumented")
+        print(f"{name}: {REQUESTS * TOKENS / statistics.median(base):,.0f} tokens/s uninstrumented")
         for share in SHARES:
             ratios = sorted(mine / other for mine, other in zip(seconds[asked, share], base, strict=True))
             low, median, high = statistics.quantiles(ratios, n=4)

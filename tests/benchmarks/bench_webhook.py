@@ -28,15 +28,13 @@ import yaml
 
 from kc_otel.contract.load import load
 from kc_otel.generate.prometheus.alerting_rules import rule_file
-from tests.integration.conftest import SECRET, Evaluator, Pager
-from tests.integration.test_overload import FLOODED as CONTRACT
+from tests.integration.conftest import Evaluator, Pager, paging
+from tests.integration.test_overload import paged
 from tests.tools import debian
-from tests.tools.load import message
+from tests.tools.load import HEADERS, message
 from tests.tools.servers import free_address, running, sink
 
-LASTING = CONTRACT.replace("window: 60s, long_window: 120s", "window: 5m, long_window: 10m").replace(
-    "heartbeat: 60s", "heartbeat: 5m"
-)
+LASTING_MINUTES = 5
 """What is broken is still broken when Prometheus looks."""
 WAIT_SECONDS = 240.0
 """Seconds in which Alertmanager has to have said the last of them."""
@@ -48,7 +46,7 @@ def breaches(count: int, folder: Path, *, beside: bool) -> tuple[list[float], li
     contracts = folder / "contracts"
     contracts.mkdir()
     for name in names:
-        (contracts / f"{name}.yaml").write_text(LASTING.replace("name: policy", f"name: {name}"))
+        (contracts / f"{name}.yaml").write_text(paged(name, LASTING_MINUTES))
     sent: dict[str, float] = {}
     told: dict[str, float] = {}
     own: list[float] = []
@@ -62,12 +60,8 @@ def breaches(count: int, folder: Path, *, beside: bool) -> tuple[list[float], li
     with ExitStack() as stack:
         pager = Pager()
         pager.url = stack.enter_context(sink(pager.take))
-        environ = {
-            "KC_OTEL_WEBHOOK_PAGER_URL": pager.url,
-            "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
-            "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
-        }
-        evaluator = Evaluator(contracts, folder / "state.sqlite", environ, "--tick", "1", "--group-wait", "0s")
+        options = ("--tick", "1", "--group-wait", "0s")
+        evaluator = Evaluator(contracts, folder / "state.sqlite", paging(pager.url), *options)
         stack.callback(evaluator.stop)
         if beside:
             stack.enter_context(
@@ -77,11 +71,9 @@ def breaches(count: int, folder: Path, *, beside: bool) -> tuple[list[float], li
         client = stack.enter_context(httpx.Client(timeout=30))
         for name in names:
             time.sleep(random.uniform(0.0, 1.0))
-            body = message(["v1"], time.time_ns() - 10**9, 1000, contract=name)
+            body = message(["v1"], time.time_ns() - 10**9, 1000, [name])
             before, sent[name] = len(pager.bodies), time.monotonic()
-            answer = client.post(
-                f"{evaluator.http}/v1/metrics", content=body, headers={"content-type": "application/x-protobuf"}
-            )
+            answer = client.post(f"{evaluator.http}/v1/metrics", content=body, headers=HEADERS)
             assert answer.status_code == 200
             while len(pager.bodies) == before:
                 assert time.monotonic() - sent[name] < 60, evaluator.log
@@ -122,7 +114,6 @@ def _both(api: str, contracts: Sequence[Path], receiver: str, folder: Path) -> I
 
 
 def main() -> None:
-    """Print the quantiles."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     try:
         debian.find("prometheus")

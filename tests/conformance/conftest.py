@@ -8,9 +8,6 @@ clients are asked for, and what no client can see, is not in here; nor is a requ
 limit is 16.
 """
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,8 @@ import grpc
 import pytest
 
 from tests.conformance.clients import HttpClient
-from tests.conformance.payloads import METRICS, to_protobuf
+from tests.conformance.payloads import METRICS
+from tests.integration.conftest import Evaluator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,25 +46,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
-    """An evaluator of its own."""
-    command = [
-        *(sys.executable, "-m", "kc_otel", "serve", str(ROOT / "contracts" / "serving-int8.yaml"), "--no-webhooks"),
-        *("--state", ":memory:", "--grpc-port", "0", "--http-port", "0", "--api-port", "0"),
-        *("--max-request", "8"),
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            said = ""
-            for line in process.stderr or ():
-                said += line
-                if found := re.search(r"OTLP/gRPC (\S+), OTLP/HTTP (\S+), API", line):
-                    break
-            else:
-                pytest.fail(f"kc-otel serve ended: {said}")
-            yield Target(found[2], found[1])
-        finally:
-            process.terminate()
-            process.communicate()
+    contract = ROOT / "contracts" / "serving-int8.yaml"
+    evaluator = Evaluator(contract, Path(":memory:"), {}, "--no-webhooks", "--max-request", "8")
+    yield Target(evaluator.http, evaluator.grpc)
+    evaluator.stop()
 
 
 @pytest.fixture
@@ -90,6 +73,4 @@ def partly_wrong() -> dict[str, Any]:
     point = {"timeUnixNano": "1700000000000000000", "count": "1", "scale": 0, "attributes": [contract]}
     histogram = {"aggregationTemporality": 2, "dataPoints": [point]}
     metric = {"name": "kc.drift.k3", "exponentialHistogram": histogram}
-    found = {"resourceMetrics": [*METRICS.json["resourceMetrics"], {"scopeMetrics": [{"metrics": [metric]}]}]}
-    to_protobuf(METRICS, found)
-    return found
+    return {"resourceMetrics": [*METRICS.json["resourceMetrics"], {"scopeMetrics": [{"metrics": [metric]}]}]}

@@ -40,23 +40,6 @@ class Signal:
     def body(self, encoding: str) -> bytes:
         return encoded(self, self.json, encoding)
 
-    def item(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """The data point, span or log record in a tree that was made from `json`."""
-        node: Any = tree
-        while isinstance(node, list) or not {"timeUnixNano", "traceId"} & set(node):
-            node = node[0] if isinstance(node, list) else next(v for v in reversed(node.values()) if _inner(v))
-        return node
-
-    def changed(self, **fields: Any) -> dict[str, Any]:
-        """The request with fields of its item set."""
-        tree = copy.deepcopy(self.json)
-        self.item(tree).update(fields)
-        return tree
-
-
-def _inner(value: Any) -> bool:
-    return isinstance(value, dict | list)
-
 
 RESOURCE = {"attributes": [{"key": "service.name", "value": {"stringValue": "otlp-conformance"}}]}
 SCOPE = {"name": "otlp-conformance"}
@@ -100,6 +83,13 @@ A_MEGABYTE = b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16)
 NEW_FIELD = bytes([0xFA, 0x7F, 3]) + b"new"
 """Field 2047 with a string: a message of a later version of OTLP ends so."""
 NOT_PROTOBUF = b"\xff\xff\xff not a message"
+
+
+def metrics_with(**fields: Any) -> dict[str, Any]:
+    """The request of metrics with fields of its data point set."""
+    tree = copy.deepcopy(METRICS.json)
+    tree["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][0]["sum"]["dataPoints"][0].update(fields)
+    return tree
 
 
 def encoded(signal: Signal, tree: dict[str, Any], encoding: str) -> bytes:

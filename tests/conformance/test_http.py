@@ -19,6 +19,7 @@ from tests.conformance.payloads import (
     SIGNALS,
     Signal,
     encoded,
+    metrics_with,
     to_protobuf,
     too_large,
 )
@@ -151,7 +152,7 @@ def test_limit(http: HttpClient, target: Any, encoding: str, compressed: bool) -
 @pytest.mark.parametrize("field", ["flags", "asDouble", "startTimeUnixNano", "attributes"])
 def test_limit_of_answers(http: HttpClient, field: str) -> None:
     """An answer stays under 4 MiB, also where it is about something larger in the request."""
-    answer = http.post(METRICS.path, json.dumps(METRICS.changed(**{field: "x" * (6 << 20)})).encode(), JSON)
+    answer = http.post(METRICS.path, json.dumps(metrics_with(**{field: "x" * (6 << 20)})).encode(), JSON)
     assert len(answer.body) < 4 << 20
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import Answer, HttpClient
-from tests.conformance.payloads import JSON, METRICS, TIME
+from tests.conformance.payloads import JSON, METRICS, TIME, metrics_with
 
 IDS = {"traceId": "5B8EFFF798038103D269B633813FC60C", "spanId": "EEE19B7EC3C1B174"}
 TEXT = {"attributes": [{"key": "of", "value": {"stringValue": "Ω 😀"}}]}
@@ -34,14 +34,14 @@ def taken_in_full(answer: Answer) -> bool:
 @pytest.mark.parametrize("rule", TAKEN)
 def test_what_is_taken(http: HttpClient, rule: str) -> None:
     for fields in TAKEN[rule]:
-        answer = http.post(METRICS.path, json.dumps(METRICS.changed(**fields)).encode(), JSON)
+        answer = http.post(METRICS.path, json.dumps(metrics_with(**fields)).encode(), JSON)
         assert taken_in_full(answer), (fields, answer)
 
 
 @pytest.mark.must("JSON Protobuf Encoding; RFC 8259, 8.1")
 def test_text_is_unicode(http: HttpClient) -> None:
     """Text beyond ASCII is taken as UTF-8, and an unknown key beside the resources is ignored."""
-    tree = {**METRICS.changed(**TEXT), "anotherField": [1]}
+    tree = {**metrics_with(**TEXT), "anotherField": [1]}
     assert taken_in_full(http.post(METRICS.path, json.dumps(tree, ensure_ascii=False).encode(), JSON))
 
 
@@ -49,7 +49,7 @@ def test_text_is_unicode(http: HttpClient) -> None:
 @pytest.mark.parametrize(
     "tree",
     [
-        *(METRICS.changed(timeUnixNano=value) for value in ("noon", "18446744073709551616", "-1", {})),
+        *(metrics_with(timeUnixNano=value) for value in ("noon", "18446744073709551616", "-1", {})),
         *([], "x", 5, {"resourceMetrics": {}}, {"resourceMetrics": 5}),
     ],
 )

@@ -32,34 +32,16 @@ def main(job):
 
     Sampler.compute_logprobs = staticmethod(kept)
 
-    llm = LLM(
-        job["model"],
-        max_model_len=1024,
-        max_num_batched_tokens=1 << 16,
-        max_num_seqs=256,
-        kv_cache_memory_bytes=256 << 20,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        **job["options"],
-    )
+    sizes = {"max_model_len": 1024, "max_num_batched_tokens": 1 << 16, "max_num_seqs": 256}
+    sizes["kv_cache_memory_bytes"] = 256 << 20
+    llm = LLM(job["model"], enforce_eager=True, enable_prefix_caching=False, **sizes, **job["options"])
+    alike = {"max_tokens": job["tokens"], "ignore_eos": True, "detokenize": False, "flat_logprobs": True, "logprobs": 0}
 
     def run(requests):
-        outputs = llm.generate(
-            [request["text"] for request in requests],
-            [
-                SamplingParams(
-                    seed=request["seed"],
-                    max_tokens=job["tokens"],
-                    ignore_eos=True,
-                    detokenize=False,
-                    flat_logprobs=True,
-                    logprobs=0,
-                    extra_args=request["attributes"],
-                )
-                for request in requests
-            ],
-            use_tqdm=False,
-        )
+        params = [
+            SamplingParams(seed=request["seed"], extra_args=request["attributes"], **alike) for request in requests
+        ]
+        outputs = llm.generate([request["text"] for request in requests], params, use_tqdm=False)
         return [output.outputs[0] for output in outputs]
 
     found = {}

@@ -6,7 +6,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -14,6 +13,7 @@ import httpx
 
 from examples.tiny_model import prompts
 from examples.vllm_server.server import NAME
+from tests.tools.waiting import eventually
 
 
 def send(address, slice_, count, *, tokens=16, **options):
@@ -40,10 +40,7 @@ def kept(spool):
 
 
 def wait_for(true, seconds, what):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
+    eventually(true, seconds, 0.02, lambda: f"not within {seconds} s: {what}")
 
 
 def rescoring(spool, contract, otlp, *options):

@@ -92,16 +92,13 @@ class Group(colocated.Group):
 
 
 def main(*arguments):
-    said = dict(argument.split("=") for argument in arguments if argument.partition("=")[0] == "drift")
+    drift, overrides = colocated.drift_and_overrides(arguments)
     path = colocated.checkpoint()
-    engine = colocated.InProcess.engine = Engine(path, float(said.get("drift", 0)))
+    engine = colocated.InProcess.engine = Engine(path, drift)
     with initialize_config_dir(str(Path(fully_async.__file__).parent / "config"), version_base=None):
         config = compose("fully_async_ppo_trainer", overrides=[
-            "algorithm.adv_estimator=grpo", f"actor_rollout_ref.rollout.n={COPIES}",
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}", "async_training.trigger_parameter_sync_step=1",
-            "actor_rollout_ref.actor.calculate_entropy=False", "trainer.val_before_train=False", "trainer.test_freq=-1",
-            "trainer.save_freq=-1", "trainer.logger=[console]", "trainer.device=cpu", *colocated.overrides_of(path),
-            *(argument for argument in arguments if argument.partition("=")[0] not in said),
+            "async_training.trigger_parameter_sync_step=1", "trainer.device=cpu",
+            *colocated.overrides_of(path), *overrides,
         ])  # fmt: skip
     ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/group", rank=0, world_size=1)

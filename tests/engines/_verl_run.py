@@ -175,8 +175,11 @@ def checkpoint():
 
 
 def overrides_of(path):
-    """What an actor needs that is trained without an accelerator, and its engine."""
+    """What a short run needs, an actor that is trained without an accelerator, and its engine."""
     return [
+        "algorithm.adv_estimator=grpo", f"actor_rollout_ref.rollout.n={COPIES}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}", "actor_rollout_ref.actor.calculate_entropy=False",
+        "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.logger=[console]",
         f"actor_rollout_ref.model.path={path}",
         "actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fsdp_config.strategy=fsdp2",
         "actor_rollout_ref.actor.fsdp_config.dtype=float32", "actor_rollout_ref.model.use_remove_padding=False",
@@ -193,22 +196,24 @@ def configured(*overrides):
     """The configuration of verl itself, with what a run without GPUs needs."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=[
-            "algorithm.adv_estimator=grpo", f"actor_rollout_ref.rollout.n={COPIES}",
-            f"data.train_batch_size={PROMPTS}", f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
-            "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.calculate_log_probs=True",
-            "actor_rollout_ref.actor.calculate_entropy=False", "trainer.val_before_train=False",
-            "trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.logger=[console]", *overrides,
+            f"data.train_batch_size={PROMPTS}", "actor_rollout_ref.rollout.name=vllm",
+            "actor_rollout_ref.rollout.calculate_log_probs=True", *overrides,
         ])  # fmt: skip
     with open_dict(config):
         config.transfer_queue.enable = True
     return config
 
 
+def drift_and_overrides(arguments):
+    drift = [argument for argument in arguments if argument.startswith("drift=")]
+    said = float(drift[0].removeprefix("drift=")) if drift else 0.0
+    return said, [argument for argument in arguments if argument not in drift]
+
+
 def main(kind, *arguments):
-    said = dict(argument.split("=") for argument in arguments if argument.partition("=")[0] == "drift")
-    overrides = [argument for argument in arguments if argument.partition("=")[0] not in said]
+    drift, overrides = drift_and_overrides(arguments)
     path = checkpoint()
-    InProcess.engine = Engine(path, float(said.get("drift", 0)))
+    InProcess.engine = Engine(path, drift)
     config = configured(
         "algorithm.rollout_correction.bypass_mode=True", f"trainer.v1.trainer_mode={kind}",
         *overrides_of(path), *overrides,

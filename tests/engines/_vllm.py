@@ -8,12 +8,11 @@ from functools import partial
 from tests.tools.contracts import contract_of
 
 SLICES = {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}}
+SMALL = {"dtype": "bfloat16", "max_model_len": 1024, "kv_cache_memory_bytes": 64 << 20, "enforce_eager": True}
 contract = partial(contract_of, "tiny", slices=SLICES)
 
 
 class MemorySink:
-    """Keeps requests by id."""
-
     def __init__(self):
         self.requests = {}
 
@@ -51,17 +50,7 @@ def offline_engine(model, **options):
     """
     from vllm import LLM
 
-    engine = LLM(
-        str(model),
-        **{
-            "dtype": "bfloat16",
-            "max_model_len": 1024,
-            "kv_cache_memory_bytes": 64 << 20,
-            "enforce_eager": True,
-            "enable_prefix_caching": False,
-            **options,
-        },
-    )
+    engine = LLM(str(model), **{**SMALL, "enable_prefix_caching": False, **options})
     try:
         yield engine
     finally:

@@ -23,15 +23,8 @@ CONTRACT = contract_of(kernels={"train": {"engine": "torch"}, "inference": {"eng
 
 def mixture(tiny_model: Path, into: str) -> Path:
     """A mixture of experts with random weights, and the tokenizer of another model."""
-    made = checkpoint(
-        into,
-        "Qwen3Moe",
-        vocab_size=512,
-        num_hidden_layers=LAYERS,
-        hidden_size=128,
-        head_dim=32,
-        max_position_embeddings=1024,
-    )
+    sizes = {"vocab_size": 512, "num_hidden_layers": LAYERS, "hidden_size": 128, "head_dim": 32}
+    made = checkpoint(into, "Qwen3Moe", max_position_embeddings=1024, **sizes)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (made / name).write_bytes((tiny_model / name).read_bytes())
     return made

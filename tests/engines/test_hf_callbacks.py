@@ -63,16 +63,10 @@ def trainer(tiny_model, texts, tmp_path):
 
         rows = [{"input_ids": ids, "labels": ids} for group in texts.values() for ids in group]
         settings = {"max_steps": 4, "per_device_train_batch_size": 4, "learning_rate": 3e-3, "eval_steps": 2, **changes}
+        settings |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
         return Trainer(
             AutoModelForCausalLM.from_pretrained(tiny_model),
-            TrainingArguments(
-                output_dir=str(tmp_path),
-                use_cpu=True,
-                report_to="none",
-                disable_tqdm=True,
-                save_strategy="no",
-                **settings,
-            ),
+            TrainingArguments(output_dir=str(tmp_path), **settings),
             data_collator=lambda batch: {key: torch.tensor([row[key] for row in batch]) for key in batch[0]},
             train_dataset=Dataset.from_list(rows),
             eval_dataset=Dataset.from_list(rows[:4]),
@@ -85,12 +79,8 @@ def trainer(tiny_model, texts, tmp_path):
 class Copy:
     """An inference kernel: the same weights in bfloat16, as of the last synchronisation."""
 
-    def __init__(self):
-        self.model = None
-        self.score = None
-        self.step = None
-        self.frozen = False
-        self.trainer = None
+    score = step = trainer = None
+    frozen = False
 
     def sync(self, model):
         if not self.frozen:

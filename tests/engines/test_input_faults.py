@@ -83,21 +83,20 @@ def test_temperature_and_truncation_pass_when_both_sides_have_them(rollouts, tra
         assert np.quantile(np.abs(train - inference), 0.98) < 1e-3
 
 
-def test_the_temperature_trap_is_named(rollouts, training, asked):
-    """raw_logprobs, vLLM's default, are at temperature 1 whatever the request's: nobody declared anything."""
-    tokens, inference = rollouts["warm, raw"]
-    train = np.array(hf_scorer(training[0])(asked, list(tokens), WARM))
-    assert faulty(train, inference)["temperature_mismatch"] >= 11
-
-
-def test_a_training_side_without_the_temperature_is_named(rollouts, training, asked):
-    tokens, inference = rollouts["warm"]
-    train = np.array(hf_scorer(training[0])(asked, list(tokens)))
-    assert faulty(train, inference) == {"temperature_mismatch": 12}
-    assert faulty(train, inference, processing=({"temperature": 1.0}, WARM)) == {"processing_mismatch": 12}
-
-
-def test_top_p_on_one_side_is_named(rollouts, training, asked):
-    tokens, inference = rollouts["narrow"]
-    train = np.array(hf_scorer(training[0])(asked, list(tokens)))
-    assert faulty(train, inference) == {"truncated_sampling": 12}
+@pytest.mark.parametrize(
+    ("sampled_as", "scored_with", "declared", "reason", "least"),
+    [
+        # raw_logprobs, vLLM's default, are at temperature 1 whatever the request's: nobody declared anything.
+        ("warm, raw", WARM, {}, "temperature_mismatch", 11),
+        ("warm", None, {}, "temperature_mismatch", 12),
+        ("warm", None, {"processing": ({"temperature": 1.0}, WARM)}, "processing_mismatch", 12),
+        ("narrow", None, {}, "truncated_sampling", 12),
+    ],
+)
+def test_processing_of_one_side_alone_is_named(
+    rollouts, training, asked, sampled_as, scored_with, declared, reason, least
+):
+    tokens, inference = rollouts[sampled_as]
+    found = faulty(np.array(hf_scorer(training[0])(asked, list(tokens), scored_with)), inference, **declared)
+    assert found.pop(reason) >= least
+    assert sum(found.values()) <= 12 - least

@@ -13,16 +13,14 @@ from kc_otel import cli
 from tests.engines._checkpoints import other_embeddings, without
 from tests.engines._cpu import AVX512_SUMS, avx512_arithmetic, lacking, needs_fp8_cache, reads_back
 from tests.engines.planted_in_vllm import scales_turned
+from tests.tools.contracts import contract_text
 
 pytestmark = pytest.mark.slow
 
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: tiny, version: 1, owner: tests}
-kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.01}]
-"""
+CONTRACT = contract_text(
+    kernels={"train": {"engine": "torch", "dtype": "float32"}, "inference": {"engine": "vllm", "dtype": "bfloat16"}},
+    statistical=[{"id": "token-tv", "metric": "tv_token", "limit": 0.01}],
+)
 ENGINE = ["dtype=bfloat16", "max_model_len=256", f"kv_cache_memory_bytes={64 << 20}"]
 
 

@@ -38,8 +38,6 @@ pytestmark = pytest.mark.slow
 
 
 class Matrix:
-    """Every engine's requests and drift, made once."""
-
     def __init__(self, folder, checkpoint):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -7,6 +7,8 @@ from contextlib import closing
 import pytest
 
 from kc_otel.diagnose.captures import Capture, compare_captures
+from kc_otel.diagnose.kernel_sources import capture_kernel
+from kc_otel.diagnose.torch_locate import locate
 from tests.engines.planted_in_vllm import (
     AFTER_HEAD,
     CAP,
@@ -35,8 +37,6 @@ def pair(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def captured(pair):
-    from kc_otel.diagnose.kernel_sources import capture_kernel
-
     return lambda kernel: Capture("tests", tuple(capture_kernel(kernel, pair[2])))
 
 
@@ -53,28 +53,19 @@ def is_named(found, fault):
 
 
 @pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_in_an_engine_is_named(pair, fault):
-    from kc_otel.diagnose.torch_locate import locate
-
+def test_a_fault_in_an_engine_is_named(pair, captured, training_capture, fault):
+    """By both kernels on one machine, and by what two machines wrote of theirs."""
     train, kernel, sequences = pair
     with planted(kernel, fault, LAYER):
         found = locate(CONTRACT, train, kernel, sequences, shares=False)
+        capture = captured(kernel)
     is_named(found, fault)
     assert {finding.boundary.layer for finding in found.findings} == {found.culprit.boundary.layer}
-
-
-@pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_named_from_captures(pair, captured, training_capture, fault):
-    """What two machines wrote is enough for where it begins."""
-    _, kernel, _ = pair
-    with planted(kernel, fault, LAYER):
-        is_named(compare_captures(CONTRACT, training_capture, captured(kernel)), fault)
+    is_named(compare_captures(CONTRACT, training_capture, capture), fault)
 
 
 @pytest.mark.parametrize("fault", AFTER_HEAD, ids=lambda fault: fault.name)
 def test_a_difference_after_the_head_of_an_engine_is_named(pair, captured, training_capture, fault):
-    from kc_otel.diagnose.torch_locate import locate
-
     train, kernel, sequences = pair
     with planted(kernel, fault, LAYER):
         answers = {
@@ -88,8 +79,6 @@ def test_a_difference_after_the_head_of_an_engine_is_named(pair, captured, train
 
 def test_a_cap_of_both_kernels_is_no_fault_of_the_head(pair):
     """An engine has it within its head's module, and a training kernel behind its head."""
-    from kc_otel.diagnose.torch_locate import locate
-
     train, kernel, sequences = pair
 
     def capped(_, __, output):
@@ -105,8 +94,6 @@ def test_a_cap_of_both_kernels_is_no_fault_of_the_head(pair):
 
 
 def test_nothing_is_named_in_a_mended_engine(pair, captured, training_capture):
-    from kc_otel.diagnose.torch_locate import locate
-
     train, kernel, sequences = pair
     found = locate(CONTRACT, train, kernel, sequences)
     assert found.findings == ()

@@ -22,17 +22,14 @@ from kc_otel.integrations.sglang.sglang_capture import SglangCapture
 from kc_otel.integrations.sglang.sglang_plugin import HOOKED, load
 from kc_otel.recordings.request import versions_per_token
 from kc_otel.recordings.spool import SpoolReader
+from tests.tools.contracts import contract_text
 
 HOME = Path(sys.prefix) / "sglang" / "sglang"
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: tiny, version: 1, owner: tests}
-kernels: {train: {engine: torch}, inference: {engine: sglang}}
-slices: {code: {where: {task: code}}}
-observability: {sampling: 1.0}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.01}]
-"""
+CONTRACT = contract_text(
+    kernels={"train": {"engine": "torch"}, "inference": {"engine": "sglang"}},
+    slices={"code": {"where": {"task": "code"}}},
+    observability={"sampling": 1.0},
+)
 
 pytestmark = pytest.mark.skipif(not HOME.exists(), reason="SGLang is not beside this environment; make engines")
 

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from kc_otel.offline.corrections import Ratios, catalogue, line, weights  # noqa: E402  # noqa: E402
+from kc_otel.offline.corrections import Ratios, catalogue, line, weights  # noqa: E402
 from kc_otel.recordings.recording import Recording  # noqa: E402
 
 
@@ -38,10 +38,8 @@ def test_a_line_for_trl_makes_a_config_that_weighs_as_measured(recording, tmp_pa
     log_w, mask = (torch.tensor(array) for array in padded(recording, ratios.log_w))
     advantages = torch.tensor(recording.advantages[recording.starts])[:, None]
     tried = 0
-    for correction in [correction for correction in catalogue(advantages=True) if line("trl", correction) is not None][
-        ::4
-    ]:
-        text = line("trl", correction)
+    lines = [(found, line("trl", found)) for found in catalogue(advantages=True)]
+    for correction, text in [(found, text) for found, text in lines if text is not None][::4]:
         config = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **eval(f"dict({text})"))
         ratio = torch.ones_like(log_w)
         if config.vllm_importance_sampling_correction:

@@ -10,7 +10,7 @@ import pytest
 
 from examples.tiny_model import prompts
 from kc_otel.integrations.vllm import KernelContractInstrumentor
-from tests.engines._vllm import MemorySink, contract, every_field, without_id
+from tests.engines._vllm import SMALL, MemorySink, contract, every_field, without_id
 
 pytestmark = pytest.mark.slow
 
@@ -32,17 +32,8 @@ async def tell(model, instrumentor, sink):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            str(model),
-            dtype="bfloat16",
-            max_model_len=1024,
-            kv_cache_memory_bytes=64 << 20,
-            enforce_eager=True,
-            logprobs_mode="processed_logprobs",
-            max_num_batched_tokens=1024,
-        )
-    )
+    asked = AsyncEngineArgs(str(model), logprobs_mode="processed_logprobs", max_num_batched_tokens=1024, **SMALL)
+    engine = AsyncLLM.from_engine_args(asked)
     found = {}
     try:
         found["plain"] = await streams(engine, "plain")

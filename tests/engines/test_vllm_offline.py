@@ -64,10 +64,14 @@ def instrument(sink):
         instrumentor.uninstrument()
 
 
-def generate(llm, **options):
+def drawn(**options):
     from vllm import SamplingParams
 
-    return llm.generate(TEXTS, SamplingParams(**options), use_tqdm=False)
+    return SamplingParams(**options)
+
+
+def generate(llm, texts=TEXTS, **options):
+    return llm.generate(texts, drawn(**options), use_tqdm=False)
 
 
 def test_the_docstrings_example_runs(llm, tmp_path, monkeypatch):
@@ -105,9 +109,8 @@ def test_what_is_recorded_is_what_was_sampled(llm, instrument, sink, name):
 def test_parameters_of_the_caller_stay_untouched(llm, instrument):
     """Log-probabilities are asked for in a copy, so that parameters can be used again."""
     import msgspec
-    from vllm import SamplingParams
 
-    params = SamplingParams(max_tokens=4, n=3)  # without a seed, so that vLLM shares them between the completions
+    params = drawn(max_tokens=4, n=3)  # without a seed, so that vLLM shares them between the completions
     llm.generate(TEXTS, params, use_tqdm=False)  # sets what vLLM itself sets in them
     before = msgspec.structs.asdict(params)
     instrument()
@@ -129,10 +132,8 @@ def test_the_kernel_is_what_the_engine_turned_out_to_be(llm, instrument, sink):
 
 
 def test_a_share_of_requests_is_recorded_by_their_ids(llm, instrument, sink):
-    from vllm import SamplingParams
-
     instrumentor = instrument(contract=contract(observability={"sampling": 0.4}), sampling=None)
-    outputs = llm.generate(TEXTS * 10, SamplingParams(max_tokens=2, n=2), use_tqdm=False)
+    outputs = generate(llm, TEXTS * 10, max_tokens=2, n=2)
     instrumentor.flush()
     wanted = {output.request_id for output in outputs if position_of(output.request_id) < 0.4}
     assert 0 < len(wanted) < len(outputs)
@@ -144,11 +145,10 @@ def test_a_share_of_requests_is_recorded_by_their_ids(llm, instrument, sink):
 
 @pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA"])
 def test_streams_are_what_they_would_have_been(llm, instrument, sink, kind):
-    from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     def stream():
-        params = SamplingParams(seed=7, max_tokens=20, n=2, output_kind=RequestOutputKind[kind], stop=["zq"])
+        params = drawn(seed=7, max_tokens=20, n=2, output_kind=RequestOutputKind[kind], stop=["zq"])
         for i, text in enumerate(TEXTS):
             llm.llm_engine.add_request(f"stream-{i}", text, params)
         seen = []
@@ -195,9 +195,7 @@ def test_uninstrumenting_restores_every_function(instrument):
 
 
 def test_requests_under_way_survive_uninstrumenting(llm, instrument, sink):
-    from vllm import SamplingParams
-
-    params = SamplingParams(seed=11, max_tokens=12)
+    params = drawn(seed=11, max_tokens=12)
     (plain,) = llm.generate(TEXTS[:1], params, use_tqdm=False)
     instrumentor = instrument()
     engine, outputs = llm.llm_engine, []
@@ -239,14 +237,12 @@ def test_the_current_span_is_linked(llm, instrument, sink):
 
 @names_weights
 def test_an_update_under_way_leaves_each_token_with_its_version(llm, instrument, sink):
-    from vllm import SamplingParams
-
     instrumentor = instrument()
     engine, spans = llm.llm_engine, {}
     try:
         for name, versions in (("steps", ("3", "4")), ("names", ("step-3", "step-4"))):
             llm.update_weight_version(versions[0])
-            engine.add_request(name, TEXTS[0], SamplingParams(max_tokens=6, ignore_eos=True))
+            engine.add_request(name, TEXTS[0], drawn(max_tokens=6, ignore_eos=True))
             sampled = 0
             while engine.has_unfinished_requests():
                 for output in engine.step():

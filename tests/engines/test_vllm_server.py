@@ -20,23 +20,19 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from examples.vllm_server.server import NAME, serving
 from kc_otel.client.engine_latency import LATENCIES, EngineLatency
-from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.spool import SpoolReader
 from tests.engines._served import wait_for
+from tests.tools.contracts import contract_of
 from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
 
 CONTRACT = Path(__file__).resolve().parents[2] / "examples" / "vllm_server" / "contract.yaml"
-LATENCY = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: served, version: 1, owner: tests}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-runtime: [{id: ttft, metric: gen_ai.server.time_to_first_token, statistic: p90, limit: 80s}]
-observability: {window: 5m, long_window: 1h, min_samples: 20, heartbeat: 60s}
-"""
+LATENCY = contract_of(
+    runtime=[{"id": "ttft", "metric": "gen_ai.server.time_to_first_token", "statistic": "p90", "limit": "80s"}],
+    observability={"window": "5m", "long_window": "1h", "min_samples": 20, "heartbeat": "60s"},
+)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PROMPT = "def main(argv):\n    "
 BODIES = {
@@ -87,9 +83,7 @@ def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
         "KC_OTEL_CONTRACT": str(CONTRACT),
         "KC_OTEL_SPOOL": str(spool),
         "KC_OTEL_SAMPLING": "1",
-        "OTEL_TRACES_EXPORTER": "none",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
+        **{f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")},
     }
     launcher = [str(Path(sys.executable).with_name("opentelemetry-instrument"))]
     log = tmp_path / "instrumented.log"
@@ -117,7 +111,7 @@ def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
 
 
 def test_its_latencies_fill_a_clause(tiny_model, tmp_path):
-    evaluator = Evaluator([load_text(LATENCY, "c.yaml")])
+    evaluator = Evaluator([LATENCY])
     evaluator.listening(time.time())
     with serving(tiny_model, {}, log=tmp_path / "server.log") as server:
 

@@ -39,10 +39,7 @@ def test_densities_are_taken_where_it_is_said_that_they_are(density, as_tensor):
     if density:
         made = made.model_copy(update={"assumptions": made.assumptions.model_copy(update={"density": False})})
     place, noise = torch.randn(40, 1), torch.tensor(0.01)
-    train, inference = (
-        log_density(0.01 * place, torch.tensor(0.0), noise),
-        log_density(0.01 * place, noise * 0.1, noise),
-    )
+    train, inference = (log_density(0.01 * place, mean, noise) for mean in (torch.tensor(0.0), noise * 0.1))
     assert (inference > 0).any()
     sides = [train, inference] if as_tensor else [train.numpy(), inference.numpy()]
     with Recorder(made, metric_exporter=(judge := Judge(made)), export_interval=1000.0) as recorder:

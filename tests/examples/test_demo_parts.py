@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -10,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 pytest.importorskip("torch")
-
 
 from examples.demo.evaluator import receiving
 from kc_otel.client.webhooks import Secret, new_secret, sign
@@ -27,34 +26,19 @@ def test_receiver_takes_only_what_is_signed():
     secret, heard = new_secret(), []
     body = json.dumps({"status": "firing"}).encode()
     with receiving(secret, heard.append) as url:
-        host, port = re.fullmatch(r"http://(.+):(\d+)/pager", url).groups()
-
-        def post(headers):
-            connection = http.client.HTTPConnection(host, int(port), timeout=5)
-            connection.request("POST", "/pager", body, headers)
-            response = connection.getresponse()
-            response.read()
-            connection.close()
-            return response.status
-
         signed = sign([Secret.parse(secret)], "msg_1", body, now=time.time())
-        assert post(signed) == 204
-        assert post({**signed, "webhook-id": "msg_2"}) == 401
+        assert httpx.post(url, content=body, headers=signed).status_code == 204
+        assert httpx.post(url, content=body, headers={**signed, "webhook-id": "msg_2"}).status_code == 401
     assert heard == [{"status": "firing"}]
-    with pytest.raises(ConnectionRefusedError):
-        http.client.HTTPConnection(host, int(port), timeout=5).connect()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
 
 
 def _demo(weights, *arguments):
-    ours = ("OTEL_", "KC_OTEL_", "COV")
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", "examples.demo", "--quick", "--weights", str(weights), *arguments],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith(ours)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, "-u", "-m", "examples.demo", "--quick", "--weights", str(weights), *arguments]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "KC_OTEL_", "COV"))}
+    out = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.mark.slow
@@ -85,8 +69,8 @@ def test_demo_tells_the_whole_story_and_leaves_nothing_behind(demo_weights):
     ports = re.findall(r"-port (\d+)", told)
     assert len(ports) == 3
     for port in ports:
-        with pytest.raises(ConnectionRefusedError):
-            http.client.HTTPConnection("127.0.0.1", int(port), timeout=5).connect()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.slow

@@ -24,15 +24,8 @@ def test_its_contract_is_sound():
 @pytest.mark.slow
 def test_it_finds_what_is_wrong_and_nothing_else():
     """int8 with outliers and the float32 product's batch fail; attention and the norm hold."""
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.operators"],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=True,
-    )
+    command, env = [sys.executable, "-m", "examples.operators"], os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180, check=True)
     found = {}
     for line in done.stdout.splitlines():
         words = line.split()

@@ -14,6 +14,7 @@ from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.recordings.recording_files import load_recording
 
 ROLLOUTS, TOKENS, VOCABULARY = 8, 24, 40
+CACHE_PAGE = "kc_otel/handbook/pages/run/fp8-kv-cache.md"
 
 
 def log_softmax(logits):
@@ -160,13 +161,8 @@ def test_a_fault_is_timed_from_its_first_rollouts():
         ("contracts/fp8-kv-cache.yaml", "vllm-bf16", "token_tv_exact", "the bf16 cache it is {}."),
         ("contracts/serving-int8.yaml", "vllm-w8a8", "kl_exact", "a mean KL divergence of {} "),
         ("contracts/attention-kernel-upgrade.yaml", "vllm-bf16", "mean_abs_l", "float32: {}."),
-        ("kc_otel/handbook/pages/run/fp8-kv-cache.md", "vllm-fp8-kv", "token_tv_exact", "with the bf16 cache to {}."),
-        (
-            "kc_otel/handbook/pages/run/fp8-kv-cache.md",
-            "vllm-bf16",
-            "token_tv_exact",
-            "rises from {} with the bf16 cache",
-        ),
+        (CACHE_PAGE, "vllm-fp8-kv", "token_tv_exact", "with the bf16 cache to {}."),
+        (CACHE_PAGE, "vllm-bf16", "token_tv_exact", "rises from {} with the bf16 cache"),
         ("examples/real_model/grpo.yaml", "vllm-bf16", "token_tv_exact", "token TV of bfloat16 is {}"),
     ],
 )

@@ -8,10 +8,13 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kc_otel.client.router import TableFile
@@ -45,107 +48,19 @@ def _file(content: bytes, name: str = "file") -> Path:
     return folder / name
 
 
-def otlp_protobuf(body: bytes) -> None:
+def _judged(request: ExportMetricsServiceRequest) -> None:
     evaluator = Evaluator([make_contract()])
-    try:
-        evaluator.ingest_metrics(from_protobuf(body, _LIMITS), NOW)
-    except ReceiveError:
-        return
+    evaluator.ingest_metrics(request, NOW)
     evaluator.evaluate(NOW)
 
 
-def otlp_json(body: bytes) -> None:
-    evaluator = Evaluator([make_contract()])
-    try:
-        evaluator.ingest_metrics(from_json(body, _LIMITS), NOW)
-    except ReceiveError:
-        return
-    evaluator.evaluate(NOW)
+def _inflated(body: bytes, encoding: str) -> None:
+    assert len(inflate(body, encoding, _LIMITS)) <= _LIMITS.max_bytes
 
 
-def compressed(body: bytes) -> None:
-    for encoding in ("gzip", "deflate"):
-        try:
-            assert len(inflate(body, encoding, _LIMITS)) <= _LIMITS.max_bytes
-        except ReceiveError:
-            continue
-
-
-def contract(body: bytes) -> None:
-    try:
-        load_text(body.decode(errors="replace"))
-    except ContractError:
-        return
-
-
-def access(body: bytes) -> None:
-    try:
-        AccessFile(_file(body))
-    except UnusableFileError:
-        return
-
-
-def recording_jsonl(body: bytes) -> None:
-    _recording(_file(body, "file.jsonl"))
-
-
-def recording_npz(body: bytes) -> None:
-    _recording(_file(body, "file.npz"))
-
-
-def _recording(path: Path) -> None:
-    try:
-        load_recording(path)
-    except ValueError:
-        return
-
-
-def traffic(body: bytes) -> None:
-    try:
-        for entry in read_recordings([_file(body, "file.otlp")], []):
-            entry.read()
-    except TrafficFileError:
-        return
-
-
-def people(body: bytes) -> None:
-    for shape in _REQUESTS:
-        try:
-            TypeAdapter(shape).validate_json(body)
-        except ValidationError:
-            continue
-
-
-def webhook(body: bytes) -> None:
-    try:
-        parsed_body(body)
-    except VerificationError:
-        return
-
-
-def routing_table(body: bytes) -> None:
-    """The decision table, as a router gets it from an evaluator, or from the file that it keeps."""
-    try:
-        TableFile(_file(body, "table.json")).load()
-    except ValueError:
-        return
-
-
-def evidence(body: bytes) -> None:
-    record = _json(body)
-    try:
-        verify_evidence(record)
-    except EvidenceError:
-        return
-
-
-def endpoint_answers(body: bytes) -> None:
-    answer = _json(body)
-    for read in (lambda: sampled(answer, [1, 2]), lambda: scored(answer, [1], [2]), lambda: tokenized(answer)):
-        try:
-            read()
-        except ValueError:
-            continue
+def _traffic(body: bytes) -> None:
+    for entry in read_recordings([_file(body, "file.otlp")], []):
+        entry.read()
 
 
 def _json(body: bytes) -> Any:
@@ -155,13 +70,38 @@ def _json(body: bytes) -> Any:
         return None
 
 
+def _parser(refusal: type[Exception], *reads: Callable[[bytes], object]) -> Callable[[bytes], None]:
+    """Reads bytes in each of these ways, any of which may refuse them with this error."""
+
+    def parse(body: bytes) -> None:
+        for read in reads:
+            with suppress(refusal):
+                read(body)
+
+    return parse
+
+
 PARSERS: dict[str, Callable[[bytes], None]] = {
-    parser.__name__.replace("_", "-"): parser
-    for parser in (
-        otlp_protobuf, otlp_json, compressed, contract, access, recording_jsonl, recording_npz, traffic,
-        people, webhook, routing_table, evidence, endpoint_answers,
-    )
-}  # fmt: skip
+    "otlp-protobuf": _parser(ReceiveError, lambda body: _judged(from_protobuf(body, _LIMITS))),
+    "otlp-json": _parser(ReceiveError, lambda body: _judged(from_json(body, _LIMITS))),
+    "compressed": _parser(ReceiveError, *(partial(_inflated, encoding=encoding) for encoding in ("gzip", "deflate"))),
+    "contract": _parser(ContractError, lambda body: load_text(body.decode(errors="replace"))),
+    "access": _parser(UnusableFileError, lambda body: AccessFile(_file(body))),
+    "recording-jsonl": _parser(ValueError, lambda body: load_recording(_file(body, "file.jsonl"))),
+    "recording-npz": _parser(ValueError, lambda body: load_recording(_file(body, "file.npz"))),
+    "traffic": _parser(TrafficFileError, _traffic),
+    "people": _parser(ValidationError, *(TypeAdapter(shape).validate_json for shape in _REQUESTS)),
+    "webhook": _parser(VerificationError, parsed_body),
+    # As a router gets it from an evaluator, or from the file that it keeps.
+    "routing-table": _parser(ValueError, lambda body: TableFile(_file(body, "table.json")).load()),
+    "evidence": _parser(EvidenceError, lambda body: verify_evidence(_json(body))),
+    "endpoint-answers": _parser(
+        ValueError,
+        lambda body: sampled(_json(body), [1, 2]),
+        lambda body: scored(_json(body), [1], [2]),
+        lambda body: tokenized(_json(body)),
+    ),
+}
 
 
 def _seeds() -> dict[str, list[bytes]]:

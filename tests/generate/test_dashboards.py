@@ -15,8 +15,10 @@ from kc_otel.contract.load import load_all
 from kc_otel.contract.policy import Action
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, label_name, prometheus_name
-from kc_otel.generate.grafana import grafana_files
-from kc_otel.generate.grafana.panels import STATUS_COLOURS
+from kc_otel.generate.files import RL_UID
+from kc_otel.generate.grafana import grafana_files, queries, sdk
+from kc_otel.generate.grafana.boards import board_file
+from kc_otel.generate.grafana.panels import STATUS_COLOURS, graph
 from kc_otel.generate.grafana.queries import ACTION_BITS
 from kc_otel.judge.verdict import Status
 
@@ -247,3 +249,13 @@ def test_cells_lead_to_their_slice(boards):
         (link,) = column(worst, title)["links"]
         for variable in ("contract", "clause", "slice"):
             assert f"var-{variable}=${{__data.fields.{variable.capitalize()}}}" in link["url"]
+
+
+def test_an_unknown_quantity_is_named_with_its_panel():
+    def contents():
+        for id, quantity in enumerate(("k3", "k4")):
+            query = sdk.prometheus.Dataquery().expr(queries.mean(quantity))
+            yield graph(id, f"Mean of {quantity}", "", [query], "none")
+
+    with pytest.raises(ValueError, match="board kc-rl, panel: the one after 'Mean of k3': 'k4' is not in the registry"):
+        board_file(RL_UID, "", (), contents())

@@ -35,12 +35,8 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         task = np.array(["code", "prose"] * 128)
         np.savez(tmp_path / f"{name}.npz", train_logprobs=train, inference_logprobs=inference, task=task)
     monkeypatch.chdir(tmp_path)
-    for variable, value in {
-        "COLUMNS": "100",
-        "NO_COLOR": "1",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_TRACES_EXPORTER": "none",
-    }.items():
+    silent = {"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": "none"}
+    for variable, value in ({"COLUMNS": "100", "NO_COLOR": "1"} | silent).items():
         monkeypatch.setenv(variable, value)
     return tmp_path
 

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.handbook.snippets import HANDBOOK, ROOT, Snippet, snippets
+from tests.tools.servers import free_address
+from tests.tools.waiting import eventually
 
 MOST_SECONDS = 600.0
 """Ten minutes from install to a verdict, without pip's own time."""
@@ -31,7 +33,7 @@ class Newcomer:
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
         self.said = ""
         self._folder = folder
-        self._ports = {port: str(_free()) for port in _PORTS}
+        self._ports = {port: free_address().rpartition(":")[2] for port in _PORTS}
         self._names = names
         self._running: list[subprocess.Popen[str]] = []
         tools = folder / ".tools"
@@ -122,11 +124,9 @@ class Newcomer:
             )  # fmt: skip
         self._running.append(process)
         if stays and "kc-otel serve" in text:
-            end = time.monotonic() + _WAIT_SECONDS
-            while not _answers(self._ports["4320"]):
-                ended = process.poll() is not None or time.monotonic() > end
-                assert not ended, f"{snippet}: {log.read_text()[-6000:]}"
-                time.sleep(0.2)
+            ready = lambda: _answers(self._ports["4320"]) or process.poll() is not None  # noqa: E731
+            eventually(ready, _WAIT_SECONDS, 0.2, lambda: f"{snippet}: {log.read_text()[-6000:]}")
+            assert process.poll() is None, f"{snippet}: {log.read_text()[-6000:]}"
         if stays:
             return
         process.wait(_WAIT_SECONDS)
@@ -147,12 +147,6 @@ def newcomer(folder: Path, names: Mapping[str, str] | None = None) -> Iterator[N
         assert took < MOST_SECONDS
     finally:
         made.leaves()
-
-
-def _free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answers(port: str) -> bool:

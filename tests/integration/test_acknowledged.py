@@ -15,42 +15,34 @@ import grpc
 import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay import read_recordings
 from tests.integration.conftest import Evaluator, ForkedEvaluator, Pager
+from tests.tools.contracts import contract_text
+from tests.tools.load import EXPORT, HEADERS, message
 
 KILLS = int(os.environ.get("KC_OTEL_KILLS", "6"))
 TICK = 0.5
 """Seconds between evaluations."""
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels:
-  train: {engine: torch, dtype: float32}
-  inference: {engine: vllm, dtype: bfloat16}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 12h, long_window: 24h, min_samples: 500, heartbeat: 12h}
-escalation:
-  - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}
-"""
-RECENT = (
-    CONTRACT.replace("name: policy", "name: recent")
-    .replace("window: 12h, long_window: 24h", "window: 60s, long_window: 100s")
-    .replace("heartbeat: 12h", "heartbeat: 60s")
-)
-"""The same, of which a step of the verdicts' past lasts five seconds."""
+WINDOWS = {"policy": ("12h", "24h"), "recent": ("60s", "100s")}
+"""Of each contract; a step of the past of the second one's verdicts lasts five seconds."""
 
 
 @pytest.fixture
 def contract_file(tmp_path: Path) -> Path:
     folder = tmp_path / "contracts"
     folder.mkdir()
-    (folder / "policy.yaml").write_text(CONTRACT)
-    (folder / "recent.yaml").write_text(RECENT)
+    for name, (window, long_window) in WINDOWS.items():
+        text = contract_text(
+            name,
+            statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}],
+            observability={"window": window, "long_window": long_window, "min_samples": 500, "heartbeat": window},
+            escalation=[
+                {"on": "fail", "severity": "critical", "do": [{"route": "train-kernel"}, {"webhook": "pager"}]}
+            ],
+        )
+        (folder / f"{name}.yaml").write_text(text)
     return folder
 
 
@@ -61,15 +53,12 @@ def evaluator_class() -> type[Evaluator]:
 
 
 class Source(threading.Thread):
-    """One stream: sends a request after the other, each again until it is acknowledged."""
+    """One stream of a kernel version: sends a request after the other, each again until it is acknowledged."""
 
-    def __init__(
-        self, name: str, *, cumulative: bool, over_grpc: bool, kernel: str = "b", contracts: Sequence[str] = ("policy",)
-    ) -> None:
+    def __init__(self, kernel: str, *, cumulative: bool, over_grpc: bool) -> None:
         super().__init__(daemon=True)
         self.sent, self.acknowledged, self.trouble = 0, 0, ""
-        self.kernel, self._contracts = kernel, contracts
-        self._name, self._cumulative, self._over_grpc = name, cumulative, over_grpc
+        self.kernel, self._cumulative, self._over_grpc = kernel, cumulative, over_grpc
         self._began = self._last = time.time_ns()
         self._stopped = threading.Event()
         self.evaluator: Evaluator | None = None
@@ -88,44 +77,27 @@ class Source(threading.Thread):
         self._stopped.set()
         self.join(60)
 
-    def _request(self, count: int) -> ExportMetricsServiceRequest:
-        request, now = ExportMetricsServiceRequest(), time.time_ns()
-        resource = request.resource_metrics.add()
-        resource.resource.attributes.add(key="service.instance.id").value.string_value = self._name
-        data = resource.scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1").exponential_histogram
-        data.aggregation_temporality = 2 if self._cumulative else 1
-        start = self._began if self._cumulative else self._last
-        for contract in self._contracts:
-            point = data.data_points.add(start_time_unix_nano=start, time_unix_nano=now)
-            of = {"contract": contract, "slice": "all", "kernel.train": "a", "kernel.inference": self.kernel}
-            for key, value in of.items():
-                point.attributes.add(key=f"kc.{key}").value.string_value = value
-            point.count = self.sent if self._cumulative else count
-            point.sum = 0.5 * point.count
-            point.positive.offset = -2  # of scale 0: (0.25, 0.5]
-            point.positive.bucket_counts.append(point.count)
+    def _request(self, count: int) -> bytes:
+        now = time.time_ns()
+        began, total = (self._began, self.sent) if self._cumulative else (self._last, count)
         self._last = now
-        return request
+        delta = not self._cumulative
+        return message([self.kernel], began, total, WINDOWS, ended=now, delta=delta, instance=self.kernel)
 
-    def _export(self, request: Any) -> bool:
+    def _export(self, body: bytes) -> bool:
         assert self.evaluator is not None
         try:
             if self._over_grpc:
                 with grpc.insecure_channel(self.evaluator.grpc) as channel:
-                    answer = MetricsServiceStub(channel).Export(request, timeout=5)
+                    answer = channel.unary_unary(EXPORT)(body, timeout=5)
             else:
-                response = httpx.post(
-                    f"{self.evaluator.http}/v1/metrics",
-                    content=request.SerializeToString(),
-                    headers={"content-type": "application/x-protobuf"},
-                    timeout=5,
-                )
+                response = httpx.post(f"{self.evaluator.http}/v1/metrics", content=body, headers=HEADERS, timeout=5)
                 if response.status_code != 200:
                     return False
-                answer = ExportMetricsServiceRequest.FromString(response.content)
+                answer = response.content
         except (httpx.HTTPError, grpc.RpcError):
             return False
-        if answer.ByteSize():
+        if answer:
             self.trouble = str(answer)
         return True
 
@@ -133,15 +105,9 @@ class Source(threading.Thread):
 def sources() -> list[Source]:
     """Two for each transport and temporality, each of a kernel version of its own."""
     return [
-        Source(
-            kernel := f"{'cumulative' if cumulative else 'delta'}-{'grpc' if over_grpc else 'http'}-{number}",
-            cumulative=cumulative,
-            over_grpc=over_grpc,
-            kernel=kernel,
-            contracts=("policy", "recent"),
-        )
-        for cumulative in (False, True)
-        for over_grpc in (False, True)
+        Source(f"{kind}-{transport}-{number}", cumulative=kind == "cumulative", over_grpc=transport == "grpc")
+        for kind in ("delta", "cumulative")
+        for transport in ("http", "grpc")
         for number in (1, 2)
     ]
 
@@ -191,7 +157,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(serve, pager, contract_file)
     alerts_due = 2 * len(running)  # one for each contract and kernel
     while len(set(pager.ids)) < alerts_due:
         time.sleep(0.1)
-    for contract in ("policy", "recent"):
+    for contract in WINDOWS:
         _nothing_is_missing(evaluator, contract, sent, away)
     table = evaluator.get("/api/v1/decisions")
     evaluator.stop()

@@ -4,13 +4,12 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import numpy as np
@@ -23,8 +22,9 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 from tests.tools.chromium import Chromium
 from tests.tools.servers import Answer, answering, free_address, running
+from tests.tools.waiting import eventually
 
-from .conftest import Meanwhile, logprobs, wrong
+from .conftest import TRAIN, Meanwhile, command, logprobs, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,6 @@ escalation:
   - {{on: fail, severity: critical, do: [{{route: train-kernel}}, {{webhook: pager}}, {{webhook: chat}}]}}
   - {{on: no-data, for: 10s, severity: warning, do: [{{webhook: pager}}, {{webhook: chat}}]}}
 """
-TRAIN = kc_otel.Kernel("torch", dtype="float32")
 GOOD = kc_otel.Kernel("vllm", version="0.31", dtype="bfloat16")
 BAD = kc_otel.Kernel("vllm", version="0.32", dtype="fp8")
 BOARD = Path(__file__).parents[2] / "dashboards" / "grafana" / "dashboards" / "overview.json"
@@ -144,10 +143,7 @@ def slack() -> Iterator[Limited]:
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not yet: {what}"
-        time.sleep(0.2)
+    eventually(true, seconds, 0.2, lambda: f"not yet: {what}")
 
 
 def told_of(pagerduty: Limited) -> set[str]:
@@ -155,33 +151,30 @@ def told_of(pagerduty: Limited) -> set[str]:
     return {cell["slice"] for cells in fired for cell in cells}
 
 
-class Overview:
-    """Grafana's first board by its queries, on a Prometheus that scrapes the evaluator; nothing is picked on it."""
+@contextmanager
+def scraped(program: str, api: str, folder: Path) -> Iterator["Overview"]:
+    """The board on a Prometheus that scrapes the evaluator."""
+    config, own = folder / "prometheus.yml", free_address()
+    job = {"job_name": "evaluator", "static_configs": [{"targets": [api.removeprefix("http://")]}]}
+    config.write_text(yaml.safe_dump({"scrape_configs": [job | {"scrape_interval": "1s", "scrape_timeout": "1s"}]}))
+    command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (
+        running([*command, f"--web.listen-address={own}"], folder / "log", f"http://{own}/-/ready"),
+        httpx.Client(base_url=f"http://{own}/api/v1", timeout=20, trust_env=False) as client,
+    ):
+        yield Overview(client)
 
-    def __init__(self, program: str, api: str, folder: Path) -> None:
+
+class Overview:
+    """Grafana's first board by its queries; nothing is picked on it."""
+
+    def __init__(self, client: httpx.Client) -> None:
         board = json.loads(BOARD.read_text())
+        self._client = client
         self._queries = {
             panel["title"]: panel["targets"][0]["expr"] for panel in board["panels"] if panel.get("targets")
         }
         self._queries |= {mark["name"]: mark["expr"] for mark in board["annotations"]["list"] if "expr" in mark}
-        config, own = folder / "prometheus.yml", free_address()
-        targets = [{"targets": [api.removeprefix("http://")]}]
-        config.write_text(
-            yaml.safe_dump({"scrape_configs": [
-                {"job_name": "evaluator", "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
-            ]})
-        )  # fmt: skip
-        command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
-        self._running = running([*command, f"--web.listen-address={own}"], folder / "log", f"http://{own}/-/ready")
-        self._client = httpx.Client(base_url=f"http://{own}/api/v1", timeout=20, trust_env=False)
-
-    def __enter__(self) -> Self:
-        self._running.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - handed on as it is
-        self._client.close()
-        self._running.__exit__(*error)
 
     def rows(self, title: str) -> list[dict[str, Any]]:
         """What a panel's first query finds."""
@@ -238,10 +231,7 @@ def take(browser: Chromium, pictures: Path | None, name: str) -> None:
 
 
 def shown(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "kc_otel", *arguments],
-        capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"},
-    )  # fmt: skip
+    done = command(*arguments, COLUMNS="80", NO_COLOR="1")
     assert done.returncode in {0, 1}, done.stderr
     return done.stdout
 
@@ -270,7 +260,7 @@ def test_a_fleet_is_one_incident_and_one_page(browser, serve, pagerduty, slack, 
         return {cell["slice"]: cell["status"] for cell in found if cell["kernel_inference"] == kernel.fingerprint}
 
     with (
-        Overview(program("prometheus"), evaluator.api, tmp_path) as overview,
+        scraped(program("prometheus"), evaluator.api, tmp_path) as overview,
         Router(evaluator.api, contracts=[load(contract_file)], wait=1.0) as router,
         Fleet(contract_file, evaluator.http, router) as fleet,
     ):

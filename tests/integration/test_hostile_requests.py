@@ -19,11 +19,10 @@ import pytest
 
 from tests.integration.conftest import CONTRACT, Evaluator, Meanwhile
 from tests.serve.receivers.conftest import wrapped
-from tests.tools.load import message
+from tests.tools.load import EXPORT, HEADERS, largest_resident, message
 
 pytestmark = pytest.mark.slow
 
-PROTOBUF = {"content-type": "application/x-protobuf"}
 QUICK = 3.0
 """Seconds in which a port answers, on a machine that has much else to do; they were 12 to 46."""
 MEDIAN = 0.05
@@ -48,7 +47,7 @@ class Beside(Meanwhile):
         self.total += 200
         body = message(["honest"], self.began, self.total)
         begin = time.monotonic()
-        self._client.post(f"{self._evaluator.http}/v1/metrics", content=body, headers=PROTOBUF)
+        self._client.post(f"{self._evaluator.http}/v1/metrics", content=body, headers=HEADERS)
         self.waits.append(time.monotonic() - begin)
 
     def __exit__(self, *_: object) -> None:
@@ -81,15 +80,12 @@ def survives(attacked: tuple[Evaluator, Beside]) -> Iterator[Evaluator]:
     judged = evaluator.get("/api/v1/health")["evaluated_at"]
     evaluator.wait("/api/v1/health", lambda said: said["evaluated_at"] > judged)
     assert beside.slowest < QUICK
-    [highest] = [
-        line for line in Path(f"/proc/{evaluator.process.pid}/status").read_text().splitlines() if "VmHWM" in line
-    ]
-    assert int(highest.split()[1]) * 1024 < SMALL, highest
+    assert largest_resident(evaluator.process.pid) < SMALL
     evaluator.wait("/api/v1/verdicts", lambda said: any(cell["status"] == "FAIL" for cell in said["verdicts"]))
 
 
 def post(evaluator: Evaluator, body: bytes, path: str = "/v1/metrics", **headers: str) -> int:
-    return httpx.post(evaluator.http + path, content=body, headers={**PROTOBUF, **headers}, timeout=120).status_code
+    return httpx.post(evaluator.http + path, content=body, headers={**HEADERS, **headers}, timeout=120).status_code
 
 
 def refused(call: Callable[[], object]) -> grpc.StatusCode:
@@ -105,7 +101,7 @@ def test_eight_million_empty_points(survives: Evaluator) -> None:
     assert post(survives, bomb, **{"content-encoding": "gzip"}) == 413
     plain = wrapped(wrapped(b"", 1) * 8_000_000, 10, 2, 2, 1)
     with grpc.insecure_channel(survives.grpc, compression=grpc.Compression.Gzip) as channel:
-        export = channel.unary_unary("/opentelemetry.proto.collector.metrics.v1.MetricsService/Export")
+        export = channel.unary_unary(EXPORT)
         assert refused(lambda: export(plain, timeout=60)) in {
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             grpc.StatusCode.INVALID_ARGUMENT,

@@ -1,18 +1,13 @@
 """A kernel version's whole life with real processes: the story that the example tells, and a crash on the way."""
 
 import json
-import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
@@ -20,13 +15,14 @@ import kc_otel
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 from kc_otel.offline.gate.evidence import verify_evidence
+from tests.tools.waiting import eventually
 
-from .conftest import Evaluator, logprobs
+from .conftest import GOOD as STABLE
+from .conftest import Evaluator, Traffic, command
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-STABLE = kc_otel.Kernel("vllm", version="1", dtype="bfloat16")
 NEW = kc_otel.Kernel("vllm", version="2", dtype="int8")
 CONTRACT = """\
 apiVersion: kernel-contract/v1
@@ -40,39 +36,14 @@ promotion: {windows: 1, steps: [10%, 50%], skip: [offline-ci]}
 """
 
 
-def run(*arguments: str, url: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "kc_otel", *arguments],
-        env={**os.environ, "KC_OTEL_URL": url}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def promote(*words: str, url: str) -> tuple[int, str]:
+    done = command("promote", "policy", NEW.fingerprint, *words, KC_OTEL_URL=url)
     return done.returncode, done.stdout + done.stderr
 
 
-@contextmanager
-def recording(contract: Path, endpoint: str) -> Iterator[Callable[..., None]]:
-    """Sends comparisons of the new version, code and prose, with the drift that it is told."""
-    exporter = OTLPMetricExporter(endpoint=endpoint, insecure=True, timeout=2)
-    rng = np.random.default_rng(0)
-    with kc_otel.Recorder(
-        contract, train=kc_otel.Kernel("torch", dtype="float32"), inference=NEW, metric_exporter=exporter,
-        export_interval=0.25, sampling=1.0,
-    ) as recorder:  # fmt: skip
-
-        def send(**sigma: float) -> None:
-            for task, size in sigma.items():
-                train, inference = logprobs(rng, 16, 64, size)
-                recorder.compare(train, inference, attributes={"task": task})
-            recorder.force_flush()
-
-        yield send
-
-
-def until(happens: Callable[[], bool], meanwhile: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
-    end = time.monotonic() + 60.0
-    while not happens():
-        assert time.monotonic() < end, otherwise()
-        meanwhile()
-        time.sleep(0.2)
+def traffic(contract: Path, endpoint: str) -> Traffic:
+    """Comparisons of the new version."""
+    return Traffic(contract, OTLPMetricExporter(endpoint=endpoint, insecure=True, timeout=2), NEW)
 
 
 def test_a_crash_in_the_canary_loses_nothing(contract_file: Path, serve: Callable[..., Evaluator], tmp_path: Path):
@@ -81,23 +52,19 @@ def test_a_crash_in_the_canary_loses_nothing(contract_file: Path, serve: Callabl
     evaluator = serve()
     version = NEW.fingerprint
     where = f"/api/v1/promotions/policy/{version}"
-    code, said = run("promote", "policy", version, "--start", "--by", "ada", url=evaluator.api)
+    code, said = promote("--start", "--by", "ada", url=evaluator.api)
     assert (code, "is in shadow: it may serve 0% of the requests" in said) == (0, True), said
-    with recording(contract_file, evaluator.grpc) as send:
-        until(
-            lambda: evaluator.get(where)["stage"] == "canary",
-            lambda: send(code=0.005, prose=0.005),
-            lambda: evaluator.get(where),
-        )
+    sender = traffic(contract_file, evaluator.grpc)
+    with sender.recorder:
+        in_canary = lambda: evaluator.get(where)["stage"] == "canary"  # noqa: E731
+        sender.send_until(in_canary, lambda: evaluator.get(where), code=0.005, prose=0.005)
         evaluator.kill()
     again = serve()
     found = again.get(where)
     assert (found["stage"], found["status"]) == ("canary", "running")
     versions = (version, STABLE.fingerprint)
-    with (
-        recording(contract_file, again.grpc) as send,
-        Router(again.api, contracts=[load(contract_file)], refresh=0.1, wait=1.0) as router,
-    ):
+    sender = traffic(contract_file, again.grpc)
+    with sender.recorder, Router(again.api, contracts=[load(contract_file)], refresh=0.1, wait=1.0) as router:
         assert router.wait_for_table(5.0)
 
         def share() -> float:
@@ -105,15 +72,12 @@ def test_a_crash_in_the_canary_loses_nothing(contract_file: Path, serve: Callabl
             return sum(router.choose_version("policy", {}, versions, key=key) == version for key in keys) / 2000
 
         assert share() == pytest.approx(found["share"], abs=0.05)
-        until(
-            lambda: again.get(where)["status"] == "rolled-back",
-            lambda: send(code=0.2, prose=0.005),
-            lambda: again.get(where),
-        )
-        until(lambda: share() == 0.0, lambda: None, lambda: router.table)
+        rolled_back = lambda: again.get(where)["status"] == "rolled-back"  # noqa: E731
+        sender.send_until(rolled_back, lambda: again.get(where), code=0.2, prose=0.005)
+        eventually(lambda: share() == 0.0, 60.0, 0.2, lambda: router.table)
         assert "token-tv on code: FAIL" in again.get(where)["reason"]
         assert {router.choose_version("policy", {"task": "code"}, versions, key="x")} == {STABLE.fingerprint}
-    code, said = run("promote", "policy", version, "--save", str(tmp_path / "evidence"), url=again.api)
+    code, said = promote("--save", str(tmp_path / "evidence"), url=again.api)
     assert code == 1
     records = [json.loads(file.read_text()) for file in sorted((tmp_path / "evidence").iterdir())]
     for record in records:

@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-import kc_otel
-from tests.integration.conftest import CONTRACT, logprobs
+from tests.integration.conftest import CONTRACT, Traffic
 
 pytest.importorskip("torch")
 
@@ -35,30 +33,22 @@ def test_what_the_policy_asks_for_is_looked_at_and_stands_on_the_incident(serve,
     evaluator = serve()
     kernels = ("--train", "kernels.py:train", "--infer", "kernels.py:infer", "--sequences", "rows.jsonl")
     command = ("locate", "run", str(contract_file), *kernels, "--follow", "--by", "rack-7", "--url", evaluator.api)
-    recorder = kc_otel.Recorder(
-        contract_file,
-        train=kc_otel.Kernel("torch"),
-        inference=kc_otel.Kernel("vllm"),
-        metric_exporter=OTLPMetricExporter(endpoint=f"{evaluator.http}/v1/metrics"),
-        sampling=1.0,
-    )
-    follower = subprocess.Popen(
+    traffic = Traffic(contract_file, OTLPMetricExporter(endpoint=f"{evaluator.http}/v1/metrics"))
+    words, env = (
         [sys.executable, "-m", "kc_otel", *command],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        stderr=subprocess.DEVNULL,
+        os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
+    follower = subprocess.Popen(words, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)
     try:
         evaluator.wait("/api/v1/health", lambda health: health["listeners"]["policy"]["locate"], WAIT_SECONDS)
-        rng = np.random.default_rng(0)
-        recorder.compare(*logprobs(rng, 64, 64, 0.3), attributes={"task": "code"})
-        recorder.force_flush()
+        for _ in range(4):
+            traffic.send(code=0.3)
         found = evaluator.wait(
             "/api/v1/incidents", lambda answer: any(entry["diagnoses"] for entry in answer["incidents"]), WAIT_SECONDS
         )
         assert follower.poll() is None
     finally:
-        recorder.shutdown()
+        traffic.recorder.shutdown()
         follower.terminate()
         follower.wait(30)
     (incident,) = [candidate for candidate in found["incidents"] if candidate["on"] == "fail"]

@@ -22,10 +22,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from kc_otel.judge.otlp.requests import Limits
-from tests.integration.conftest import CONTRACT, SECRET, Evaluator
-from tests.tools.load import HEADERS, beside, healthy, largest_resident, message, report
+from tests.integration.conftest import CONTRACT, Evaluator, paging
+from tests.tools.contracts import contract_text
+from tests.tools.load import EXPORT, HEADERS, beside, healthy, largest_resident, message, report
 
-EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 SMALL = 400 * 2**20
 """Bytes that the process may have at any time."""
 QUICK = 0.05
@@ -34,21 +34,20 @@ BEFORE = 3.0
 """Seconds that the honest sender is there before the others: what a kernel has is not taken from it."""
 CONNECTIONS = 40
 POINTS = 200
-FLOODED = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels:
-  train: {engine: torch, dtype: float32}
-  inference: {engine: vllm, dtype: bfloat16}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 60s, long_window: 120s, min_samples: 500, heartbeat: 60s}
-escalation:
-  - {on: fail, severity: critical, do: [{webhook: pager}]}
-"""
 _STREAMS, _BUCKETS = 300, 160
 _NAME = "SENDER000"
+
+
+def paged(name: str = "policy", minutes: int = 1) -> str:
+    """A contract whose breach the pager is told of."""
+    return contract_text(
+        name,
+        statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}],
+        observability={
+            "window": f"{minutes}m", "long_window": f"{2 * minutes}m", "min_samples": 500, "heartbeat": f"{minutes}m",
+        },
+        escalation=[{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}],
+    )  # fmt: skip
 
 
 def allowed(waits: list[float]) -> float:
@@ -82,7 +81,7 @@ def long_message(points: int) -> bytes:
 @pytest.mark.slow
 def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> None:
     """Forty connections, 30,000 new kernel versions, a webhook that never answers: bounded, counted, told, judged."""
-    (tmp_path / "policy.yaml").write_text(FLOODED)
+    (tmp_path / "policy.yaml").write_text(paged())
     flooded, told, values, waits, health_waits = Counter[int](), 0, 0, list[float](), list[float]()
     numbers, began, template, written = count(), time.time_ns(), b"", -math.inf
 
@@ -112,11 +111,7 @@ def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> N
             await asyncio.gather(*(flood(address, time.monotonic() + 6.0) for _ in range(CONNECTIONS)))
 
     with socket.create_server(("127.0.0.1", 0)) as dead:  # takes a connection, and that is all
-        environ = {
-            "KC_OTEL_WEBHOOK_PAGER_URL": f"http://127.0.0.1:{dead.getsockname()[1]}/",
-            "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
-            "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
-        }
+        environ = paging(f"http://127.0.0.1:{dead.getsockname()[1]}/")
         evaluator = Evaluator(tmp_path / "policy.yaml", tmp_path / "state.sqlite", environ, "--tick", "1")
         try:
             asyncio.run(floods(evaluator))
@@ -153,7 +148,7 @@ def test_a_hundred_senders_of_the_largest_message_leave_it_small_and_quick(tmp_p
     def over_http() -> None:
         with closing(HTTPConnection(evaluator.http.partition("://")[2], timeout=60)) as connection:
             while time.monotonic() < end:
-                connection.request("POST", "/v1/metrics", body, {"content-type": "application/x-protobuf"})
+                connection.request("POST", "/v1/metrics", body, HEADERS)
                 answer = connection.getresponse()
                 answer.read()
                 answers[f"http {answer.status}"] += 1

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import yaml
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
@@ -20,53 +17,41 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load_text
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
-from kc_otel.serve.access.access_file import digest_of, new_token
+from tests.tools.access import access_of, token_of
 from tests.tools.located_evidence import located_evidence
 
-from .conftest import CONTRACT, Evaluator, logprobs, wrong
+from .conftest import CONTRACT, Evaluator, Traffic, command, logprobs, wrong
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]
 
 MARKUP = "<img src=x onerror=document.title='broken-in'>"
-TRAIN = kc_otel.Kernel("torch", dtype="float32")
-GOOD = kc_otel.Kernel("vllm", version="1", dtype="bfloat16")
 BAD = kc_otel.Kernel("vllm", version="2", dtype="int8", hardware=MARKUP)
+CALM = {"code": 0.005, "prose": 0.005}
 READY = "document.querySelector('#live-dot.ok')"
+INCIDENT_FITS = "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
 NO_SIDEWAYS = "document.documentElement.scrollWidth <= innerWidth"
 
 
 @pytest.fixture
-def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], kc_otel.Recorder]]:
-    made: list[kc_otel.Recorder] = []
+def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], Traffic]]:
+    made: list[Traffic] = []
 
-    def make(evaluator: Evaluator) -> kc_otel.Recorder:
+    def make(evaluator: Evaluator) -> Traffic:
         exporter = OTLPMetricExporter(endpoint=f"{evaluator.http}/v1/metrics", timeout=5)
-        made.append(
-            kc_otel.Recorder(
-                contract_file, train=TRAIN, inference=GOOD, metric_exporter=exporter, export_interval=0.25, sampling=1.0
-            )
-        )
+        made.append(Traffic(contract_file, exporter))
         return made[-1]
 
     yield make
-    for context in made:
-        context.__exit__(None, None, None)
+    for traffic in made:
+        traffic.recorder.shutdown()
 
 
-def send(recorder: kc_otel.Recorder, rng: np.random.Generator, *, code: float, step: int | None = None) -> None:
-    weights = None if step is None else (step, step)
-    for task, sigma in (("code", code), ("prose", 0.005)):
-        train, inference = logprobs(rng, 16, 64, sigma)
-        recorder.compare(train, inference, attributes={"task": task}, weights=weights)
-    recorder.force_flush()
-
-
-def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
+def breached(serve: Callable[..., Evaluator], recorder: Callable[..., Traffic]) -> Evaluator:
     """An evaluator whose newest kernel version breaks the promise on code, and a route that followed."""
-    evaluator, rng = serve(), np.random.default_rng(0)
-    sender = recorder(evaluator)
-    send(sender, rng, code=0.005)
-    sender.rollout(inference=BAD)
+    evaluator = serve()
+    traffic = recorder(evaluator)
+    traffic.send(**CALM)
+    traffic.recorder.rollout(inference=BAD)
     end = time.monotonic() + 60
     # One that sent requests to the kernel and then keeps them from it, or nothing is contained.
     with Router(evaluator.api, contracts=[load_text(CONTRACT)], refresh=0.05, wait=0.2) as router:
@@ -74,7 +59,7 @@ def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Re
         while not evaluator.get("/api/v1/decisions")["routes"]:
             assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
             router.choose("policy", ["code"], BAD.fingerprint)
-            send(sender, rng, code=0.2)
+            traffic.send(code=0.2, prose=0.005)
             time.sleep(0.2)
         while not evaluator.get("/api/v1/incidents", state="contained")["incidents"]:
             assert time.monotonic() < end, evaluator.get("/api/v1/incidents")
@@ -84,7 +69,7 @@ def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Re
 
 
 @pytest.fixture
-def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
+def broken(serve: Callable[..., Evaluator], recorder: Callable[..., Traffic]) -> Evaluator:
     return breached(serve, recorder)
 
 
@@ -147,24 +132,22 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
 
 def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(browser, serve, recorder):
     """Where the trainer tells its steps there is a choice; by step, the axis and the table have them."""
-    evaluator, rng = serve(), np.random.default_rng(0)
-    sender = recorder(evaluator)
-    send(sender, rng, code=0.005)
+    evaluator = serve()
+    traffic = recorder(evaluator)
+    traffic.send(**CALM)
     address = f"{evaluator.api}/#/cell/policy/token-tv/code"
     browser.open(address)
     browser.wait("document.querySelector('#history-chart .chart')")
     assert browser.evaluate("document.querySelector('#axes').hidden")
     for step in (400, 800):
-        send(sender, rng, code=0.005, step=step)
+        traffic.send(step, **CALM)
         time.sleep(1.0)
     browser.open(address)
-    browser.wait("document.querySelector('#axes button:nth-child(2)') && !document.querySelector('#axes').hidden")
     by_step = "document.querySelector('#axes button:nth-child(2)')"
+    browser.wait(f"{by_step} && !document.querySelector('#axes').hidden")
     browser.evaluate(f"{by_step}.click()")
     browser.wait("document.querySelector('#history-chart').ariaLabel.endsWith('over steps')")
-    assert (
-        browser.evaluate("document.querySelector('#axes button:nth-child(2)').getAttribute('aria-pressed')") == "true"
-    )
+    assert browser.evaluate(f"{by_step}.getAttribute('aria-pressed')") == "true"
     browser.evaluate("document.querySelector('#history-table').parentElement.open = true")
     browser.wait("document.querySelector('#history-table td')")
     assert {"Step", "400", "800"} <= set(browser.evaluate("document.querySelector('#history-table').innerText").split())
@@ -284,9 +267,7 @@ def test_an_incident_has_an_address_that_a_message_can_link_to(browser: Any, bro
     assert "Contained" in said
     assert "to the training kernel" in said
     assert browser.evaluate("document.querySelector('#incident .onsets th a').innerText") == "code"
-    assert browser.evaluate(
-        "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
-    )
+    assert browser.evaluate(INCIDENT_FITS)
     browser.evaluate("document.querySelector('#incident .close').click()")
     browser.wait("location.hash === '#/'")
     browser.open(f"{broken.api}/{address}")
@@ -315,9 +296,7 @@ def test_an_incident_shows_drift_along_depth_once_it_was_located(browser: Any, b
     located(broken)
     browser.wait("document.querySelector('#depth-chart .chart')", 20)
     assert "Marked: layer 1, o_proj." in browser.evaluate("document.querySelector('#depth-text').innerText")
-    assert browser.evaluate(
-        "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
-    )
+    assert browser.evaluate(INCIDENT_FITS)
     located(broken, "<img src=x onerror=alert(1)>")
     browser.wait("document.querySelector('#depth-text').innerText.includes('<img src=x')", 20)
     assert browser.evaluate("document.querySelectorAll('img[src=x]').length") == 0
@@ -395,13 +374,13 @@ def test_the_worst_of_a_failing_cell_are_one_click_away(browser, serve, recorder
 
 def test_a_change_is_announced_and_a_pause_is_kept(browser, serve, recorder):
     """A screen reader hears of a new verdict once; a paused page stands still."""
-    evaluator, rng = serve(), np.random.default_rng(0)
-    sender = recorder(evaluator)
-    send(sender, rng, code=0.005)
+    evaluator = serve()
+    traffic = recorder(evaluator)
+    traffic.send(**CALM)
     browser.open(evaluator.api)
     browser.wait("document.querySelector('.mark.pass')")
     for _ in range(10):
-        send(sender, rng, code=0.3)
+        traffic.send(code=0.3, prose=0.005)
         time.sleep(0.2)
     browser.wait("document.querySelector('#announce').textContent.includes('token-tv on code: Fail')")
     browser.evaluate("document.querySelector('#pause').click()")
@@ -441,10 +420,7 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(browser: Any
         ("promote", "policy", BAD.fingerprint, "--start"),
     ):
         why = () if arguments[0] == "promote" else ("--why", "a drill")
-        done = subprocess.run(
-            [sys.executable, "-m", "kc_otel", *arguments, *why, "--by", "ada", "--url", broken.api],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = command(*arguments, *why, "--by", "ada", "--url", broken.api)
         assert done.returncode == 0, done.stderr
     browser.open(broken.api)
     browser.wait("document.querySelector('#promotions:not([hidden]) li') && document.querySelector('#in-force li')")
@@ -480,7 +456,7 @@ def test_input_that_cannot_be_measured_is_no_broken_promise(browser, contract_fi
     contract_file.write_text(contract_file.read_text() + "  - {on: invalid-input, do: [notify]}\n")
     evaluator, rng = serve(), np.random.default_rng(0)
     train, inference = logprobs(rng, 8, 128, 0.001)
-    sender = recorder(evaluator)
+    sender = recorder(evaluator).recorder
     sender.compare(0.7 * train, inference, attributes={"task": "code"})
     sender.force_flush()
     browser.open(evaluator.api)
@@ -522,11 +498,10 @@ def test_two_hundred_slices_are_quick_and_can_be_searched(browser, serve, contra
 def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
     """The evaluator answers and judges nothing any more: headline, title, dot and notice say so, and since when."""
     evaluator = serve()
-    send(recorder(evaluator), np.random.default_rng(0), code=0.005)
+    recorder(evaluator).send(**CALM)
     browser.open(evaluator.api)
-    browser.wait(
-        "document.querySelector('#overview-title')?.textContent === 'Every promise holds on what is measured'", 60.0
-    )
+    title = "document.querySelector('#overview-title')?.textContent"
+    browser.wait(f"{title} === 'Every promise holds on what is measured'")
     browser.evaluate("""(() => {
       const real = window.fetch;
       window.fetch = async (...asked) => {
@@ -539,14 +514,10 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
         return new Response(JSON.stringify(said));
       };
     })()""")
-    browser.wait(
-        "document.querySelector('#overview-title')?.textContent === 'Nothing has been evaluated for 1 min 15 s'"
-    )
+    browser.wait(f"{title} === 'Nothing has been evaluated for 1 min 15 s'")
     assert browser.evaluate("document.querySelector('#overview-title').className") == "fail"
-    assert re.match(
-        r"At \d.*: Nothing measured is broken; the evaluator fails\. ",
-        browser.evaluate("document.querySelector('#overview-sub').textContent"),
-    )
+    said = browser.evaluate("document.querySelector('#overview-sub').textContent")
+    assert re.match(r"At \d.*: Nothing measured is broken; the evaluator fails\. ", said)
     assert browser.evaluate("document.querySelector('#live-dot').className") == "dot lost"
     assert browser.evaluate("document.title") == "! nothing is judged · kc-otel"
     never = "import('/page/format.js').then((page) => page.lateness({{at: null, now: 1000, started_at: {}}}))"
@@ -559,9 +530,7 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
 
 def test_a_browser_asks_for_a_token_once(browser: Any, serve: Callable[..., Evaluator], tmp_path: Path) -> None:
     """As the password; it is there for what the page reads and says. A link from elsewhere leads to the page."""
-    token = new_token()
-    entry = {"name": "ada", "may": ["read", "act"], "sha256": digest_of(token)}
-    (tmp_path / "access.yaml").write_text(yaml.safe_dump({"tokens": [entry]}))
+    access_of(tmp_path, ada="read act")
     evaluator = serve("--access", str(tmp_path / "access.yaml"))
     browser.open("about:blank")
     browser.call("Fetch.enable", handleAuthRequests=True)
@@ -574,7 +543,7 @@ def test_a_browser_asks_for_a_token_once(browser: Any, serve: Callable[..., Eval
                 browser.call("Fetch.continueRequest", requestId=event["params"]["requestId"])
             elif event["method"] == "Fetch.authRequired":
                 asked.append(event["params"]["authChallenge"])
-                answer = {"response": "ProvideCredentials", "username": "", "password": token}
+                answer = {"response": "ProvideCredentials", "username": "", "password": token_of("ada")}
                 browser.call(
                     "Fetch.continueWithAuth", requestId=event["params"]["requestId"], authChallengeResponse=answer
                 )

@@ -16,8 +16,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator as Judge
-from tests.integration.conftest import Evaluator
+from tests.integration.conftest import Evaluator, paging
 from tests.tools.exact_senders import CONTRACT, ExactSender
+from tests.tools.load import HEADERS
+from tests.tools.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 _LONG = CONTRACT.replace("window: 1m, long_window: 5m", "window: 12h, long_window: 24h")
@@ -42,41 +44,25 @@ def processes_of_ray(mark: str) -> set[int]:
     return found
 
 
-class Cluster:
-    """A head without room for shards, and nodes with room for two each."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster as Nodes
-
-        common = {"object_store_memory": _STORE, "include_dashboard": False}
-        self._nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, **common})
-        self.address = self._nodes.address
-        self.nodes = [self._nodes.add_node(num_cpus=2, object_store_memory=_STORE, wait=False) for _ in range(2)]
-        self._nodes.wait_for_nodes()
-
-    def kill(self, node: Any) -> None:
-        """As a machine that loses power."""
-        self._nodes.remove_node(node, allow_graceful=False)
-
-    def close(self) -> None:
-        self._nodes.shutdown()
-
-
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Ray's own cluster for tests: a head without room for shards, and two nodes with room for two each."""
+    from ray.cluster_utils import Cluster
+
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     mark = uuid.uuid4().hex
     monkeypatch.setenv(_OURS, mark)
-    made = Cluster()
+    head = {"num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(2):
+        made.add_node(num_cpus=2, object_store_memory=_STORE, wait=False)
+    made.wait_for_nodes()
     assert processes_of_ray(mark)
     try:
         yield made
     finally:
-        made.close()
-    end = time.monotonic() + 20
-    while (left := processes_of_ray(mark)) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not left
+        made.shutdown()
+    eventually(lambda: not processes_of_ray(mark), 20.0, 0.1, lambda: processes_of_ray(mark))
 
 
 class Source(threading.Thread):
@@ -100,7 +86,7 @@ class Source(threading.Thread):
 
     def _send(self, client: httpx.Client, body: bytes) -> None:
         while True:
-            answer = client.post(self._url, content=body, headers={"content-type": "application/x-protobuf"})
+            answer = client.post(self._url, content=body, headers=HEADERS)
             if answer.status_code == 200:
                 assert not answer.content, answer.content
                 return
@@ -127,13 +113,9 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
     """A node is killed, a shard stopped and continued: counts, verdicts and actions are those of one process."""
     path = tmp_path / "policy.yaml"
     path.write_text(_LONG)
-    environ = {
-        "KC_OTEL_WEBHOOK_PAGER_URL": pager.url,
-        "KC_OTEL_WEBHOOK_PAGER_SECRET": "whsec_c3VwZXItc2VjcmV0LWZvci10ZXN0cy1vbmx5ISE=",
-        "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
-    }
     options = ("--engine", "ray", "--ray-address", cluster.address, "--shards", "2", "--tick", "0.3")
-    evaluator = Evaluator(path, tmp_path / "state", environ, *options, "--shard-folder", str(tmp_path / "shards"))
+    options += ("--shard-folder", str(tmp_path / "shards"))
+    evaluator = Evaluator(path, tmp_path / "state", paging(pager.url), *options)
     sources = [Source(number, f"{evaluator.http}/v1/metrics") for number in range(_SENDERS)]
     try:
         for source in sources:
@@ -150,7 +132,7 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
 
         before = shards_once(healthy)
         assert len(before) == 2
-        cluster.kill(cluster.nodes[0])
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)  # as a machine that loses power
         after = shards_once(
             lambda found: healthy(found) and {shard["pid"] for shard in found} != {shard["pid"] for shard in before},
             120.0,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.integration.conftest import CONTRACT, Evaluator
-from tests.tools.load import message
+from tests.tools.load import HEADERS, message
 from tests.tools.slow_disk import slow_disk
 
 SYNC = 3.0
@@ -33,8 +33,7 @@ def test_every_port_answers_while_the_disk_takes_its_time(tmp_path: Path) -> Non
     def export() -> None:
         began = time.monotonic()
         body = message(["b"], time.time_ns() - 10**9, 1000)
-        headers = {"content-type": "application/x-protobuf"}
-        httpx.post(f"{evaluator.http}/v1/metrics", content=body, headers=headers, timeout=60).raise_for_status()
+        httpx.post(f"{evaluator.http}/v1/metrics", content=body, headers=HEADERS, timeout=60).raise_for_status()
         took["export"] = time.monotonic() - began
 
     def order() -> None:

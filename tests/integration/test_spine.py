@@ -2,10 +2,8 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
@@ -14,32 +12,11 @@ import kc_otel
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 
-from .conftest import Evaluator, logprobs
+from .conftest import GOOD, Evaluator, Traffic
 
 pytestmark = pytest.mark.slow
 
-TRAIN = kc_otel.Kernel("torch", dtype="float32")
-GOOD = kc_otel.Kernel("vllm", version="1", dtype="bfloat16")
 BAD = kc_otel.Kernel("vllm", version="2", dtype="int8")
-
-
-class Traffic:
-    """Both slices, compared all the time, with the drift that the test asks for."""
-
-    def __init__(self, contract: Path, exporter: Any) -> None:
-        self.recorder = kc_otel.Recorder(
-            contract, train=TRAIN, inference=GOOD, metric_exporter=exporter, export_interval=0.25, sampling=1.0
-        )
-        self._rng = np.random.default_rng(0)
-
-    def send(self, code: float | None, prose: float | None, batches: int = 1) -> None:
-        """Batches whose log ratios have these standard deviations, by slice; None sends nothing of a slice."""
-        for _ in range(batches):
-            for task, sigma in (("code", code), ("prose", prose)):
-                if sigma is not None:
-                    train, inference = logprobs(self._rng, 16, 64, sigma)
-                    self.recorder.compare(train, inference, attributes={"task": task})
-        self.recorder.force_flush()
 
 
 def statuses(answer: dict[str, Any], kernel: kc_otel.Kernel) -> dict[str, str]:
@@ -56,16 +33,6 @@ def exporter_of(protocol: str, evaluator: Evaluator) -> Any:
     return HttpExporter(endpoint=f"{evaluator.http}/v1/metrics", timeout=2)
 
 
-def feed(
-    traffic: Traffic, evaluator: Evaluator, until: Callable[[], bool], seconds: float = 60.0, **sigma: Any
-) -> None:
-    end = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
-        traffic.send(**sigma)
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(protocol, serve, pager, contract_file):
     """PASS everywhere; a version that is worse on code only FAILs there; a webhook and a route follow; it recovers."""
@@ -75,13 +42,20 @@ def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(p
     def now(kernel: kc_otel.Kernel) -> dict[str, str]:
         return statuses(evaluator.get("/api/v1/verdicts"), kernel)
 
+    def feed(happens: Callable[[], bool], **sigma: float) -> None:
+        traffic.send_until(happens, lambda: evaluator.get("/api/v1/verdicts"), **sigma)
+
     with traffic.recorder, Router(evaluator.api, contracts=[load(contract_file)], wait=1.0) as router:
-        feed(traffic, evaluator, lambda: set(now(GOOD).values()) == {"PASS"}, code=0.005, prose=0.005)
+
+        def routed(kernel: kc_otel.Kernel) -> str:
+            return router.choose("policy", {"task": "code"}, inference_version=kernel.fingerprint)
+
+        feed(lambda: set(now(GOOD).values()) == {"PASS"}, code=0.005, prose=0.005)
         assert set(now(GOOD)) == {"all", "code", "prose"}
         assert pager.bodies == []
 
         traffic.recorder.rollout(inference=BAD)
-        feed(traffic, evaluator, lambda: bool(pager.bodies), code=0.2, prose=0.005)
+        feed(lambda: bool(pager.bodies), code=0.2, prose=0.005)
         assert now(BAD)["code"] == "FAIL"
         assert now(BAD)["prose"] != "FAIL"
         (alert, *_) = pager.bodies[0]["alerts"]
@@ -92,27 +66,14 @@ def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(p
         assert cell["lower"] > cell["limit"] == 0.02
         assert pager.refused == []
 
-        feed(
-            traffic,
-            evaluator,
-            lambda: router.choose("policy", {"task": "code"}, inference_version=BAD.fingerprint) == "train-kernel",
-            code=0.2,
-            prose=0.005,
-        )
-        assert router.choose("policy", {"task": "code"}, inference_version=GOOD.fingerprint) == "inference-kernel"
+        feed(lambda: routed(BAD) == "train-kernel", code=0.2, prose=0.005)
+        assert routed(GOOD) == "inference-kernel"
         assert router.sampling("policy", 0.1) == 1.0
 
         traffic.recorder.rollout(inference=GOOD)  # what a service does that obeys the route
-        feed(
-            traffic,
-            evaluator,
-            lambda: any(body["status"] == "resolved" for body in pager.bodies),
-            seconds=30,
-            code=0.005,
-            prose=0.005,
-        )
-        feed(traffic, evaluator, lambda: set(now(GOOD).values()) == {"PASS"}, code=0.005, prose=0.005)
-        assert router.choose("policy", {"task": "code"}, inference_version=BAD.fingerprint) == "train-kernel"
+        feed(lambda: any(body["status"] == "resolved" for body in pager.bodies), code=0.005, prose=0.005)
+        feed(lambda: set(now(GOOD).values()) == {"PASS"}, code=0.005, prose=0.005)
+        assert routed(BAD) == "train-kernel"
 
     kinds = [event["kind"] for event in evaluator.get("/api/v1/events", newest=1000)["events"]]
     assert {"verdict", "firing", "resolved"} <= set(kinds)
@@ -136,7 +97,7 @@ def test_verdicts_and_transitions_leave_over_otlp_where_an_endpoint_is_configure
         }
 
     with traffic.recorder:
-        feed(traffic, evaluator, lambda: verdicts().get("code") == 3.0, code=0.3, prose=0.005)
+        traffic.send_until(lambda: verdicts().get("code") == 3.0, verdicts, code=0.3, prose=0.005)
     assert {"kc.bound.lower", "kc.bound.upper", "kc.bound.limit", "kc.evaluator.points"} <= {
         metric.name for metric in collector.metrics
     }

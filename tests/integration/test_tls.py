@@ -19,11 +19,10 @@ from kc_otel.client.router import Router
 from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.watched_files import UnusableFileError
 from tests.integration.conftest import CONTRACT, Evaluator
+from tests.tools.load import EXPORT
 from tests.tools.waiting import eventually
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
-
-EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
 
 class Authority:

@@ -2,10 +2,7 @@
 
 import base64
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,17 +15,11 @@ import kc_otel
 from kc_otel.client.router import Router
 from kc_otel.client.webhooks import Secret
 from kc_otel.contract.load import load
-from kc_otel.serve.access.access_file import digest_of, new_token
-from tests.integration.conftest import SECRET, Evaluator, logprobs
+from tests.integration.conftest import SECRET, Evaluator, command, logprobs
+from tests.tools.access import access_of, token_of
 from tests.tools.waiting import eventually
 
 pytestmark = pytest.mark.slow
-
-
-def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kc_otel", *words], env=os.environ | environ, capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture
@@ -105,9 +96,8 @@ def hidden(secrets: list[bytes], where: bytes) -> bool:
 
 def test_no_secret_leaves_the_process(serve, contract_file, tmp_path: Path, monkeypatch):
     """Every path that can be read, the state and the log on disk, evidence, the log, and a dump of all threads."""
-    token = new_token()
-    entry = {"name": "ops", "may": ["send", "read", "act"], "sha256": digest_of(token)}
-    (tmp_path / "access.yaml").write_text(yaml.safe_dump({"tokens": [entry]}))
+    access_of(tmp_path, ops="send read act")
+    token = token_of("ops")
     authorization = "Basic dXNlcjpodW50ZXIyaHVudGVyMg=="
     evaluator = serve(
         "--access", str(tmp_path / "access.yaml"),

@@ -21,7 +21,7 @@ from kc_otel.contract.load import load
 from tests.tools.servers import free_address
 from tests.tools.waiting import eventually
 
-from .conftest import SECRET, Evaluator, Meanwhile, Pager, logprobs
+from .conftest import Evaluator, Meanwhile, Pager, logprobs, paging
 
 pytestmark = pytest.mark.slow
 
@@ -70,11 +70,7 @@ class Twins:
             *("--group-wait", "0s", "--group-interval", "0s"),
         ]
         self._folder = folder
-        self._environ = os.environ | {
-            "KC_OTEL_WEBHOOK_PAGER_URL": pager.url,
-            "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
-            "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
-        }
+        self._environ = os.environ | paging(pager.url)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, until: str) -> subprocess.Popen[bytes]:

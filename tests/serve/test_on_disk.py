@@ -18,7 +18,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import StateError, UnitOfWork, unit_of_work
 from kc_otel.serve.webhooks.deliver import Dispatcher
-from kc_otel.serve.webhooks.endpoints import Format, WebhookEndpoint
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from tests.tools.api import api_of
 
 pytestmark = pytest.mark.anyio
@@ -160,7 +160,7 @@ async def test_a_webhook_is_sent_once_the_disk_has_what_it_says(core: Core, disk
     def client() -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.MockTransport(lambda _: (arrived.set(), httpx.Response(204))[1]))
 
-    endpoints = {"another": WebhookEndpoint("another", "http://pager/", format=Format.SLACK, allow_private=True)}
+    endpoints = {"another": WebhookEndpoint("another", "http://pager/", format="slack", allow_private=True)}
     dispatcher = Dispatcher(core.outbox, endpoints, client_factory=client, poll=0.02, turn=core.turn)
     delivering = asyncio.create_task(dispatcher.run())
 

@@ -85,7 +85,6 @@ class Fleet:
         return self.run(seconds, broken=0.4, healthy=0.001)
 
     def reported(self, name: str, observed: Observed) -> ExportMetricsServiceRequest:
-        """An export of a recorder."""
         by_slice = observed if isinstance(observed, dict) else {"all": observed}
         for slice in by_slice.keys() - {"all"}:
             self.senders.setdefault(f"{name}/{slice}", Sender(instance=name, slice=slice, start=NOW - 1.0))

@@ -3,33 +3,41 @@
 import multiprocessing
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-__all__ = ["HEADERS", "beside", "healthy", "largest_resident", "message", "report"]
+__all__ = ["EXPORT", "HEADERS", "beside", "healthy", "largest_resident", "message", "report"]
 
+EXPORT: Final = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+"""The method of OTLP/gRPC."""
 HEADERS: Final = {"content-type": "application/x-protobuf"}
 _EVERY: Final = 0.2
 
 
-def message(kernels: list[str], began: int, total: int, contract: str = "policy") -> bytes:
-    """A cumulative histogram of each kernel version, all of it above the limit."""
+def message(
+    kernels: list[str], began: int, total: int, contracts: Iterable[str] = ("policy",), *,
+    ended: int | None = None, delta: bool = False, instance: str = "",
+) -> bytes:  # fmt: skip
+    """A histogram of each contract and kernel version, cumulative or a delta, all of it above the limit."""
     request = ExportMetricsServiceRequest()
-    data = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1")
-    data.exponential_histogram.aggregation_temporality = 2
-    for kernel in kernels:
-        point = data.exponential_histogram.data_points.add(start_time_unix_nano=began, time_unix_nano=time.time_ns())
-        for key, value in (
-            *(("contract", contract), ("slice", "all"), ("kernel.train", "a"), ("kernel.inference", kernel)),
-        ):
+    owner = request.resource_metrics.add()
+    if instance:
+        owner.resource.attributes.add(key="service.instance.id").value.string_value = instance
+    data = owner.scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1").exponential_histogram
+    data.aggregation_temporality = 1 if delta else 2
+    for contract, kernel in product(contracts, kernels):
+        point = data.data_points.add(start_time_unix_nano=began, time_unix_nano=ended or time.time_ns())
+        of = {"contract": contract, "slice": "all", "kernel.train": "a", "kernel.inference": kernel}
+        for key, value in of.items():
             point.attributes.add(key=f"kc.{key}").value.string_value = value
         point.count, point.sum = total, 0.5 * total
-        point.positive.offset = -2
+        point.positive.offset = -2  # of scale 0: (0.25, 0.5]
         point.positive.bucket_counts.append(total)
     return request.SerializeToString()
 

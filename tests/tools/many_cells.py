@@ -6,6 +6,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import AVERAGED, QUANTITIES, Unit
 from kc_otel.judge.evaluator import Evaluator
+from tests.tools.contracts import contract_of
 
 __all__ = ["START", "Fleet", "contract", "take"]
 
@@ -27,19 +28,14 @@ START = 1_800_000_000.0
 
 
 def contract(slices: int) -> Contract:
-    return Contract.model_validate(
-        {
-            "apiVersion": "kernel-contract/v1",
-            "kind": "KernelContract",
-            "metadata": {"name": "bench", "version": 1, "owner": "bench"},
-            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-            "slices": {f"s{i}": {"where": {"task": f"s{i}"}} for i in range(slices - 1)},
-            "statistical": [
-                {"id": key.replace("_", "-"), "metric": key, "statistic": statistic, "limit": limit}
-                for key, (statistic, limit) in METRICS.items()
-            ],
-            "observability": {"window": "5m", "long_window": "1h", "max_series": 10_000},
-        }
+    return contract_of(
+        "bench",
+        slices={f"s{i}": {"where": {"task": f"s{i}"}} for i in range(slices - 1)},
+        statistical=[
+            {"id": key.replace("_", "-"), "metric": key, "statistic": statistic, "limit": limit}
+            for key, (statistic, limit) in METRICS.items()
+        ],
+        observability={"window": "5m", "long_window": "1h", "max_series": 10_000},
     )
 
 
@@ -52,9 +48,8 @@ class Fleet:
         shape = np.exp(-((np.arange(BUCKETS) - 45.0) ** 2) / 200.0)
         self.step = rng.poisson(shape * 80.0, (len(self.keys), BUCKETS)).astype(np.int64) * scale + 1
         self.step[:, -6:] = 0
-        offset = -int(8 * 2**SCALE) - BUCKETS
-        self.offset = offset
-        self.middles = np.exp2((np.arange(BUCKETS) + offset + 0.5) / 2**SCALE)
+        self.offset = -int(8 * 2**SCALE) - BUCKETS
+        self.middles = np.exp2((np.arange(BUCKETS) + self.offset + 0.5) / 2**SCALE)
         self.total = np.zeros_like(self.step)
 
     def request(self, now: float) -> ExportMetricsServiceRequest:

@@ -139,14 +139,8 @@ class Sender:
 
 
 def exponential_points(body: bytes) -> list[Any]:
-    """Points of all exponential histograms in a message."""
-    return [
-        point
-        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in metric.exponential_histogram.data_points
-    ]
+    points = _points_of(ExportMetricsServiceRequest.FromString(body))
+    return [point for metric, point in points if metric.WhichOneof("data") == "exponential_histogram"]
 
 
 @cache

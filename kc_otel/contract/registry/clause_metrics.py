@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -36,25 +36,31 @@ class Unit(StrEnum):
 class Quantity:
     """A drift quantity: one real number per token, sequence, row or the like, recorded as an exponential histogram.
 
-    Values lie in [low, high]. `cap` is where intervals for the mean of an unbounded quantity stop; they then speak of
-    the mean of min(value, cap). `statistic` is that of a clause that names none. `meaning` is for a dashboard: w =
-    P(y)/Q(y) is the importance ratio, l = log w, for tokens y sampled from Q. `two_valued` quantities are either low or
-    high, so that their mean is a share. `base` is the key of what an observation is a mean of.
+    `name` is `kc.drift.<key>` where none is given. Values lie in [low, high]. `cap` is where intervals for the mean of
+    an unbounded quantity stop, `high` where none is given; they then speak of the mean of min(value, cap). `statistic`
+    is that of a clause that names none. `meaning` is for a dashboard: w = P(y)/Q(y) is the importance ratio, l = log w,
+    for tokens y sampled from Q. `two_valued` quantities are either low or high, so that their mean is a share. `base`
+    is the key of what an observation is a mean of.
     """
 
     key: str
-    name: str
-    unit: str
     per: Unit
     source: Origin
-    low: float
-    high: float
-    cap: float
-    statistic: str
-    meaning: str
-    citation: str
+    _: KW_ONLY
+    name: str = ""
+    unit: str = "1"
+    low: float = 0.0
+    high: float = math.inf
+    cap: float = math.inf
+    statistic: str = "mean"
     two_valued: bool = False
+    meaning: str
+    citation: str = ""
     base: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or f"kc.drift.{self.key}")
+        object.__setattr__(self, "cap", self.high if self.cap == math.inf else self.cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,96 +82,90 @@ _REWARD_SIDES = "E_Q[W(1-u)] <= E_P[1-u], with equality where Q can sample what 
 _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 
 _QUANTITIES: Final = (
-    Quantity("log_ratio", "kc.drift.log_ratio", "{nat}", Unit.TOKEN, Origin.LOGPROBS, -math.inf, math.inf, 5.0, "p99.9",
-        "Signed log ratio l = log P(y) - log Q(y) of a sampled token.", _XU_WU),
-    Quantity("abs_log_ratio", "kc.drift.abs_log_ratio", "{nat}", Unit.TOKEN, Origin.LOGPROBS, 0.0, math.inf, 5.0,
-        "mean", "Absolute log ratio |l| of a sampled token.", _XU_WU),
-    Quantity("ratio", "kc.drift.ratio", "1", Unit.TOKEN, Origin.LOGPROBS, 0.0, math.inf, 10.0, "p99.9",
-        "Importance ratio w = P(y)/Q(y) of a sampled token; its mean is 1 minus the support deficit.", _XU_WU),
-    Quantity("tv_token", "kc.drift.tv_token", "1", Unit.TOKEN, Origin.LOGPROBS, 0.0, 1.0, 1.0, "mean",
-        "(1-w)+ of a sampled token; its mean is the total variation between the kernels' next-token distributions.",
-        "TV(P,Q) = E_Q[(1-w)+]"),
-    Quantity("k3", "kc.drift.k3", "{nat}", Unit.TOKEN, Origin.LOGPROBS, 0.0, math.inf, 5.0, "mean",
-        "k3 = w - 1 - l of a sampled token; its mean estimates KL(Q||P) with low variance.", _SCHULMAN),
-    Quantity("chi2_token", "kc.drift.chi2_token", "1", Unit.TOKEN, Origin.LOGPROBS, 0.0, math.inf, 10.0, "mean",
-        "(w-1)^2 of a sampled token; its mean is the chi-square divergence that governs token-level variance.",
-        "chi2(P,Q) = E_Q[(w-1)^2]"),
-    Quantity("tv_seq", "kc.drift.tv_seq", "1", Unit.SEQUENCE, Origin.LOGPROBS, 0.0, 1.0, 1.0, "mean",
-        "(1-W)+ of a sequence, where W is the product of its ratios; its mean is the total variation over whole "
-        "sequences.", "TV(P,Q) = E_Q[(1-W)+]"),
-    Quantity("log_ratio_seq", "kc.drift.log_ratio_seq", "{nat}", Unit.SEQUENCE, Origin.LOGPROBS, -math.inf, math.inf,
-        20.0, "p99", "Sum of a sequence's log ratios, L = log W.", _XU_WU),
-    Quantity("geometric_ratio", "kc.drift.geometric_ratio", "1", Unit.SEQUENCE, Origin.LOGPROBS, 0.0, math.inf, 10.0,
-        "p99", "exp(L/T): geometric mean of a sequence's token ratios.", "Zheng et al. 2025, arXiv:2507.18071"),
-    Quantity("chi2_seq", "kc.drift.chi2_seq", "1", Unit.SEQUENCE, Origin.LOGPROBS, 0.0, math.inf, 100.0, "mean",
-        "(W-1)^2 of a sequence; its mean governs sequence-level variance: ESS/n = 1/(1+chi2).",
-        "chi2(P,Q) = E_Q[(W-1)^2]"),
-    Quantity("advantage_drift_positive", "kc.drift.advantage_drift_positive", "1", Unit.TOKEN, Origin.ADVANTAGES,
-        -math.inf, math.inf, 10.0, "mean",
-        "(w-1)A of a token whose advantage A is positive: the mismatch's contribution to its gradient weight.", _XU_WU),
-    Quantity("advantage_drift_negative", "kc.drift.advantage_drift_negative", "1", Unit.TOKEN, Origin.ADVANTAGES,
-        -math.inf, math.inf, 10.0, "mean",
-        "(w-1)A of a token whose advantage A is negative: the mismatch's contribution to its gradient weight.", _XU_WU),
-    Quantity("outside_mass", "kc.drift.outside_mass", "1", Unit.TOKEN, Origin.TRUNCATION, 0.0, 1.0, 1.0, "mean",
-        "1 - P(K): mass of the training kernel outside of the tokens K that top-p, top-k or min-p kept. Drift then "
-        "compares both kernels over K and does not include this mass.", "TV(P, P/P(K)) = 1 - P(K)"),
-    Quantity("reward_above", "kc.drift.reward_above", "1", Unit.SEQUENCE, Origin.REWARDS, -math.inf, 1.0, 1e7, "mean",
-        "(1-W)(1-u) of a sequence, where u is its reward as a share of reward_range; the mean is at least E_P[u] - "
-        "E_Q[u].", _REWARD_SIDES),
-    Quantity("reward_below", "kc.drift.reward_below", "1", Unit.SEQUENCE, Origin.REWARDS, -math.inf, 1.0, 1e7, "mean",
-        "(1-W)u of a sequence, where u is its reward as a share of reward_range; the mean is at least E_Q[u] - E_P[u].",
-        _REWARD_SIDES),
-    Quantity("logit_half_range", "kc.drift.logit_half_range", "1", Unit.TOKEN, Origin.LOGITS, 0.0, math.inf, 20.0,
-        "p99.9", "Half range of the logit difference, (max d - min d)/2: the part of logit drift that softmax sees.",
-        "Reeb, Kastoryano and Wolf 2011, Hilbert's projective metric"),
-    Quantity("tv_exact", "kc.drift.tv_exact", "1", Unit.TOKEN, Origin.LOGITS, 0.0, 1.0, 1.0, "mean",
-        "Total variation between the two next-token distributions, from full logits.", _XU_WU),
-    Quantity("kl_train_inference", "kc.drift.kl_train_inference", "{nat}", Unit.TOKEN, Origin.LOGITS, 0.0, math.inf,
-        20.0, "mean", "KL(P||Q), training kernel against inference kernel, from full logits.",
-        "Kullback and Leibler 1951"),
-    Quantity("kl_inference_train", "kc.drift.kl_inference_train", "{nat}", Unit.TOKEN, Origin.LOGITS, 0.0, math.inf,
-        20.0, "mean", "KL(Q||P), inference kernel against training kernel, from full logits.",
-        "Kullback and Leibler 1951"),
-    Quantity("js", "kc.drift.js", "{nat}", Unit.TOKEN, Origin.LOGITS, 0.0, math.log(2.0), math.log(2.0), "mean",
-        "Jensen-Shannon divergence of the two next-token distributions, from full logits.", "Lin 1991"),
-    Quantity("top1_disagreement", "kc.drift.top1_disagreement", "1", Unit.TOKEN, Origin.LOGITS, 0.0, 1.0, 1.0, "mean",
-        "1 where the two kernels' most likely tokens differ, else 0.", "llama.cpp --kl-divergence, same top p",
-        two_valued=True),
-    Quantity("entropy_difference", "kc.drift.entropy_difference", "{nat}", Unit.TOKEN, Origin.LOGITS, -math.inf,
-        math.inf, 5.0, "p99", "H(P) - H(Q), from full logits.", "Shannon 1948"),
-    Quantity("operator_max_abs", "kc.drift.operator_max_abs", "1", Unit.ROW, Origin.OPERATORS, 0.0, math.inf, 100.0,
-        "p99.9",
-        "Largest |a - b| of a row of an operator's output, a from the training kernel, b from the inference kernel.",
-        "Higham 2002, Accuracy and Stability of Numerical Algorithms, 1.2"),
-    Quantity("operator_relative", "kc.drift.operator_relative", "1", Unit.ROW, Origin.OPERATORS, 0.0, math.inf, 1.0,
-        "p99.9",
-        "||a - b|| / ||a|| of a row of an operator's output: normwise relative error against the training kernel.",
-        "Higham 2002, Accuracy and Stability of Numerical Algorithms, 1.2"),
-    Quantity("operator_ulp", "kc.drift.operator_ulp", "{ulp}", Unit.ROW, Origin.OPERATORS, 0.0, math.inf, 1000.0,
-        "p99.9",
-        "Largest |a - b| of a row of an operator's output, in units in the last place (ulp) of the row's largest |a|: "
-        "rounding alone gives 0.5.", "Goldberg 1991, What Every Computer Scientist Should Know, 1.2"),
-    Quantity("operator_cosine", "kc.drift.operator_cosine", "1", Unit.ROW, Origin.OPERATORS, 0.0, 2.0, 2.0, "p99.9",
-        "1 - cos(a, b) of a row of an operator's output: the change of its direction.", "cosine distance"),
-    Quantity("operator_batch_dependence", "kc.drift.operator_batch_dependence", "1", Unit.ROW, Origin.OPERATORS, 0.0,
-        math.inf, 1.0, "max",
-        "||a - b|| / ||a|| of a row of an operator's output computed alone (a) and in a batch (b): 0 where the kernel "
-        "is batch invariant.", "He et al. 2025, Defeating Nondeterminism in LLM Inference"),
-    Quantity("route_disagreement", "kc.drift.route_disagreement", "1", Unit.ROW, Origin.OPERATORS, 0.0, 1.0, 1.0,
-        "mean",
-        "Share of a token's experts, in a layer of a mixture of experts, that the other kernel did not choose; the "
-        "operator is `router` for all layers together, and `router.3` for the fourth.",
-        "Ma et al. 2025, Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers"),
-    Quantity("weights_lag", "kc.weights.lag", "{step}", Unit.BATCH, Origin.RUNTIME, 0.0, math.inf, 1000.0, "max",
-        "Optimizer steps by which the inference kernel's weights are behind the training kernel's; one observation for "
-        "each version that sampled tokens of the batch.", _XU_WU),
-    Quantity("weights_mismatch", "kc.weights.mismatch", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0, "max",
-        "Share of the trainer's weights (elements) in tensors that differ in the engine after a sync; one observation "
-        "for each comparison.", "digests of each tensor in the engine's number format"),
-    Quantity("updates_rounded_away", "kc.weights.updates_rounded_away", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0,
-        "max",
-        "Share of the weights changed since the last sync whose change is lost by rounding to the engine's number "
-        "format.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.1"),
+    Quantity("log_ratio", Unit.TOKEN, Origin.LOGPROBS, unit="{nat}", low=-math.inf, cap=5.0, statistic="p99.9",
+        meaning="Signed log ratio l = log P(y) - log Q(y) of a sampled token.", citation=_XU_WU),
+    Quantity("abs_log_ratio", Unit.TOKEN, Origin.LOGPROBS, unit="{nat}", cap=5.0,
+        meaning="Absolute log ratio |l| of a sampled token.", citation=_XU_WU),
+    Quantity("ratio", Unit.TOKEN, Origin.LOGPROBS, cap=10.0, statistic="p99.9", citation=_XU_WU,
+        meaning="Importance ratio w = P(y)/Q(y) of a sampled token; its mean is 1 minus the support deficit."),
+    Quantity("tv_token", Unit.TOKEN, Origin.LOGPROBS, high=1.0,
+        meaning="(1-w)+ of a sampled token; its mean is the total variation between the kernels' next-token "
+        "distributions.", citation="TV(P,Q) = E_Q[(1-w)+]"),
+    Quantity("k3", Unit.TOKEN, Origin.LOGPROBS, unit="{nat}", cap=5.0, citation=_SCHULMAN,
+        meaning="k3 = w - 1 - l of a sampled token; its mean estimates KL(Q||P) with low variance."),
+    Quantity("chi2_token", Unit.TOKEN, Origin.LOGPROBS, cap=10.0, citation="chi2(P,Q) = E_Q[(w-1)^2]",
+        meaning="(w-1)^2 of a sampled token; its mean is the chi-square divergence that governs token-level variance."),
+    Quantity("tv_seq", Unit.SEQUENCE, Origin.LOGPROBS, high=1.0,
+        meaning="(1-W)+ of a sequence, where W is the product of its ratios; its mean is the total variation over "
+        "whole sequences.", citation="TV(P,Q) = E_Q[(1-W)+]"),
+    Quantity("log_ratio_seq", Unit.SEQUENCE, Origin.LOGPROBS, unit="{nat}", low=-math.inf, cap=20.0, statistic="p99",
+        meaning="Sum of a sequence's log ratios, L = log W.", citation=_XU_WU),
+    Quantity("geometric_ratio", Unit.SEQUENCE, Origin.LOGPROBS, cap=10.0, statistic="p99",
+        meaning="exp(L/T): geometric mean of a sequence's token ratios.",
+        citation="Zheng et al. 2025, arXiv:2507.18071"),
+    Quantity("chi2_seq", Unit.SEQUENCE, Origin.LOGPROBS, cap=100.0, citation="chi2(P,Q) = E_Q[(W-1)^2]",
+        meaning="(W-1)^2 of a sequence; its mean governs sequence-level variance: ESS/n = 1/(1+chi2)."),
+    Quantity("advantage_drift_positive", Unit.TOKEN, Origin.ADVANTAGES, low=-math.inf, cap=10.0, citation=_XU_WU,
+        meaning="(w-1)A of a token whose advantage A is positive: the mismatch's contribution to its gradient weight."),
+    Quantity("advantage_drift_negative", Unit.TOKEN, Origin.ADVANTAGES, low=-math.inf, cap=10.0, citation=_XU_WU,
+        meaning="(w-1)A of a token whose advantage A is negative: the mismatch's contribution to its gradient weight."),
+    Quantity("outside_mass", Unit.TOKEN, Origin.TRUNCATION, high=1.0,
+        meaning="1 - P(K): mass of the training kernel outside of the tokens K that top-p, top-k or min-p kept. Drift "
+        "then compares both kernels over K and does not include this mass.", citation="TV(P, P/P(K)) = 1 - P(K)"),
+    Quantity("reward_above", Unit.SEQUENCE, Origin.REWARDS, low=-math.inf, high=1.0, cap=1e7,
+        meaning="(1-W)(1-u) of a sequence, where u is its reward as a share of reward_range; the mean is at least "
+        "E_P[u] - E_Q[u].", citation=_REWARD_SIDES),
+    Quantity("reward_below", Unit.SEQUENCE, Origin.REWARDS, low=-math.inf, high=1.0, cap=1e7,
+        meaning="(1-W)u of a sequence, where u is its reward as a share of reward_range; the mean is at least E_Q[u] - "
+        "E_P[u].", citation=_REWARD_SIDES),
+    Quantity("logit_half_range", Unit.TOKEN, Origin.LOGITS, cap=20.0, statistic="p99.9",
+        meaning="Half range of the logit difference, (max d - min d)/2: the part of logit drift that softmax sees.",
+        citation="Reeb, Kastoryano and Wolf 2011, Hilbert's projective metric"),
+    Quantity("tv_exact", Unit.TOKEN, Origin.LOGITS, high=1.0,
+        meaning="Total variation between the two next-token distributions, from full logits.", citation=_XU_WU),
+    Quantity("kl_train_inference", Unit.TOKEN, Origin.LOGITS, unit="{nat}", cap=20.0,
+        meaning="KL(P||Q), training kernel against inference kernel, from full logits.",
+        citation="Kullback and Leibler 1951"),
+    Quantity("kl_inference_train", Unit.TOKEN, Origin.LOGITS, unit="{nat}", cap=20.0,
+        meaning="KL(Q||P), inference kernel against training kernel, from full logits.",
+        citation="Kullback and Leibler 1951"),
+    Quantity("js", Unit.TOKEN, Origin.LOGITS, unit="{nat}", high=math.log(2.0), citation="Lin 1991",
+        meaning="Jensen-Shannon divergence of the two next-token distributions, from full logits."),
+    Quantity("top1_disagreement", Unit.TOKEN, Origin.LOGITS, high=1.0, two_valued=True,
+        meaning="1 where the two kernels' most likely tokens differ, else 0.",
+        citation="llama.cpp --kl-divergence, same top p"),
+    Quantity("entropy_difference", Unit.TOKEN, Origin.LOGITS, unit="{nat}", low=-math.inf, cap=5.0, statistic="p99",
+        meaning="H(P) - H(Q), from full logits.", citation="Shannon 1948"),
+    Quantity("operator_max_abs", Unit.ROW, Origin.OPERATORS, cap=100.0, statistic="p99.9",
+        meaning="Largest |a - b| of a row of an operator's output, a from the training kernel, b from the inference "
+        "kernel.", citation="Higham 2002, Accuracy and Stability of Numerical Algorithms, 1.2"),
+    Quantity("operator_relative", Unit.ROW, Origin.OPERATORS, cap=1.0, statistic="p99.9",
+        meaning="||a - b|| / ||a|| of a row of an operator's output: normwise relative error against the training "
+        "kernel.", citation="Higham 2002, Accuracy and Stability of Numerical Algorithms, 1.2"),
+    Quantity("operator_ulp", Unit.ROW, Origin.OPERATORS, unit="{ulp}", cap=1000.0, statistic="p99.9",
+        meaning="Largest |a - b| of a row of an operator's output, in units in the last place (ulp) of the row's "
+        "largest |a|: rounding alone gives 0.5.",
+        citation="Goldberg 1991, What Every Computer Scientist Should Know, 1.2"),
+    Quantity("operator_cosine", Unit.ROW, Origin.OPERATORS, high=2.0, statistic="p99.9", citation="cosine distance",
+        meaning="1 - cos(a, b) of a row of an operator's output: the change of its direction."),
+    Quantity("operator_batch_dependence", Unit.ROW, Origin.OPERATORS, cap=1.0, statistic="max",
+        meaning="||a - b|| / ||a|| of a row of an operator's output computed alone (a) and in a batch (b): 0 where the "
+        "kernel is batch invariant.", citation="He et al. 2025, Defeating Nondeterminism in LLM Inference"),
+    Quantity("route_disagreement", Unit.ROW, Origin.OPERATORS, high=1.0,
+        meaning="Share of a token's experts, in a layer of a mixture of experts, that the other kernel did not choose; "
+        "the operator is `router` for all layers together, and `router.3` for the fourth.",
+        citation="Ma et al. 2025, Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers"),
+    Quantity("weights_lag", Unit.BATCH, Origin.RUNTIME, name="kc.weights.lag", unit="{step}", cap=1000.0,
+        statistic="max",
+        meaning="Optimizer steps by which the inference kernel's weights are behind the training kernel's; one "
+        "observation for each version that sampled tokens of the batch.", citation=_XU_WU),
+    Quantity("weights_mismatch", Unit.BATCH, Origin.RUNTIME, name="kc.weights.mismatch", high=1.0, statistic="max",
+        meaning="Share of the trainer's weights (elements) in tensors that differ in the engine after a sync; one "
+        "observation for each comparison.", citation="digests of each tensor in the engine's number format"),
+    Quantity("updates_rounded_away", Unit.BATCH, Origin.RUNTIME, name="kc.weights.updates_rounded_away", high=1.0,
+        statistic="max",
+        meaning="Share of the weights changed since the last sync whose change is lost by rounding to the engine's "
+        "number format.", citation="Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.1"),
 )  # fmt: skip
 
 QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}
@@ -215,21 +215,21 @@ sequence whose advantage has its sign; sequences without such tokens make no obs
 SAMPLING: Final[dict[str, Quantity]] = {
     q.key: q
     for q in (
-        Quantity("prompt_rollouts", "kc.sampling.rollouts", "{sequence}", Unit.PROMPT, Origin.LOGPROBS, 1.0, math.inf,
-            math.inf, "mean", "Rollouts of a prompt; nothing where the recorder knows no prompts.", ""),
-        Quantity("design_effect", "kc.sampling.design_effect", "1", Unit.BATCH, Origin.LOGPROBS, 1.0, math.inf,
-            math.inf, "mean",
-            "Design effect of sampling several rollouts of a prompt: so many sequences are worth one independent "
-            "sequence; from the analysis of variance of the first mean that is judged by prompt.",
-            "Kish 1965, Survey Sampling, 5.4"),
-        Quantity("sequence_tokens", "kc.sampling.tokens", "{token}", Unit.SEQUENCE, Origin.LOGPROBS, 1.0, math.inf,
-            math.inf, "max", "Tokens of a sequence that count, against `assumptions.horizon`.", ""),
-        Quantity("advantage_abs", "kc.sampling.advantage", "1", Unit.SEQUENCE, Origin.ADVANTAGES, 0.0, math.inf,
-            math.inf, "max", "Largest |A| of a sequence, against `assumptions.advantage_max`.", ""),
-        Quantity("score_norm", "kc.sampling.score_norm", "1", Unit.BATCH, Origin.RUNTIME, 0.0, math.inf, math.inf,
-            "max",
-            "Norm of a token's score, grad log pi, against `assumptions.score_norm_max`; `Recorder.observe` takes it.",
-            ""),
+        Quantity("prompt_rollouts", Unit.PROMPT, Origin.LOGPROBS, name="kc.sampling.rollouts", unit="{sequence}",
+            low=1.0,
+            meaning="Rollouts of a prompt; nothing where the recorder knows no prompts."),
+        Quantity("design_effect", Unit.BATCH, Origin.LOGPROBS, name="kc.sampling.design_effect", low=1.0,
+            meaning="Design effect of sampling several rollouts of a prompt: so many sequences are worth one "
+            "independent sequence; from the analysis of variance of the first mean that is judged by prompt.",
+            citation="Kish 1965, Survey Sampling, 5.4"),
+        Quantity("sequence_tokens", Unit.SEQUENCE, Origin.LOGPROBS, name="kc.sampling.tokens", unit="{token}", low=1.0,
+            statistic="max",
+            meaning="Tokens of a sequence that count, against `assumptions.horizon`."),
+        Quantity("advantage_abs", Unit.SEQUENCE, Origin.ADVANTAGES, name="kc.sampling.advantage", statistic="max",
+            meaning="Largest |A| of a sequence, against `assumptions.advantage_max`."),
+        Quantity("score_norm", Unit.BATCH, Origin.RUNTIME, name="kc.sampling.score_norm", statistic="max",
+            meaning="Norm of a token's score, grad log pi, against `assumptions.score_norm_max`; `Recorder.observe` "
+            "takes it."),
     )
 }  # fmt: skip
 """Known facts about the sampling of sequences, compared with the contract's assumptions; no clause names them."""

@@ -51,8 +51,13 @@ def board_file(uid: str, about: str, variables: Iterable[Any], contents: Iterabl
             board.link(shown.include_vars(True).keep_time(True).as_dropdown(False))
     for mark in (_incidents(), *_kernel_changes()):
         board.annotation(mark)
-    for content in contents:
-        (board.with_row if isinstance(content, sdk.dashboard.Row) else board.with_panel)(content)
+    title = "the first"
+    try:
+        for content in contents:
+            (board.with_row if isinstance(content, sdk.dashboard.Row) else board.with_panel)(content)
+            title = f"the one after {content.build().title!r}"
+    except KeyError as error:
+        raise ValueError(f"board {uid}, panel: {title}: {error} is not in the registry") from error
     plain = json.loads(json.dumps(board.build(), cls=sdk.JSONEncoder))
     for shown in (*plain["links"], *plain["annotations"]["list"]):
         del shown["placement"]

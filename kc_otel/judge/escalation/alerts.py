@@ -287,7 +287,7 @@ def advance(
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
                 kept.append(replace(alert, counting=False))
                 continue
-            after, is_edge = _next(alert, step, verdict, passed, math.inf if away else long, now)
+            after, is_edge = _after_verdict(alert, step, verdict, passed, math.inf if away else long, now)
             if after is not None and is_edge:
                 gone = step.on == "no-data" and not after.fires and verdict is None
                 edges.append(replace(after, end=_why_gone(contract, alert, verdicts, kept_away)) if gone else after)
@@ -398,7 +398,7 @@ def _silence(
     return (alert.silent + passed) * unmeasured
 
 
-def _next(
+def _after_verdict(
     alert: Alert, step: EscalationStep, verdict: Verdict | None, passed: float, long: float, now: float
 ) -> tuple[Alert | None, bool]:
     """Return an alert after an evaluation, None where it has stopped waiting, and whether it is an edge."""

@@ -187,44 +187,44 @@ def escalate(
     """
     name, verdicts = contract.name, evaluation.verdicts
     invalid = {pair: left for pair, reasons in invalid.items() if (left := _faults(reasons, pair, verdicts))}
-    failing = {where: left for where, of in traffic.failing.items() if (left := _faults(of, where[0], verdicts))}
+    failing = {key: left for key, counts in traffic.failing.items() if (left := _faults(counts, key[0], verdicts))}
     traffic = replace(traffic, failing=failing)
-    known = before.policies.get(name, PolicyState(name))
+    previous = before.policies.get(name, PolicyState(name))
     ordered = kept_since(before.decisions, name)
 
     def kept_away(slice: str, version: str) -> bool:
         return traffic.excuses(slice, version, ordered)
 
     incidents = before.incidents.get(name, ())
-    closed = {incident.key for incident in incidents if incident.closed_at >= known.at}
+    closed = {incident.key for incident in incidents if incident.closed_at >= previous.at}
     contained = {incident.key for incident in incidents if incident.state is IncidentState.CONTAINED}
-    policy, edges = advance(contract, known, verdicts, invalid, now, kept_away, closed, contained)
+    policy, edges = advance(contract, previous, verdicts, invalid, now, kept_away, closed, contained)
     firing = {alert.fingerprint: alert.verdict for alert in policy.firing}
     people, ended = current(before.people, name, firing.keys() - {edge.fingerprint for edge in edges}, now)
     fired = [edge for edge in edges if edge.fires]
     decisions = apply(before.decisions, () if dry_run else fired, contract, now)
     again: Mapping[str, MessageReason] = {}
     if not dry_run:
-        policy, again = _told_again(contract, known, policy, fired, people, now)
-    incidents = tuple(incident.ended(known.at) if incident.key in closed else incident for incident in incidents)
+        policy, again = _told_again(contract, previous, policy, fired, people, now)
+    incidents = tuple(incident.ended(previous.at) if incident.key in closed else incident for incident in incidents)
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
     tick = Tick(name, verdicts, decisions, now, traffic, evaluation.causes, contract.quantity_digests)
     after = with_actions(follow(tick, incidents, policy.firing), fired, people, dry_run=dry_run)
     unproven = _unproven_alerts(contract, after)
     decisions, rolled = promote(released(decisions, name, firing, unproven, now), after)
-    was, after = after, with_roll_backs(after, rolled)
-    roll_backs = _roll_backs(contract, was, after, rolled, verdicts, now)
-    told = {group.incident for group in before.groups.get(name, ())}
+    before_roll_backs, after = after, with_roll_backs(after, rolled)
+    roll_backs = _roll_backs(contract, before_roll_backs, after, rolled, verdicts, now)
+    told_ids = {group.incident for group in before.groups.get(name, ())}
     groups, messages = group_messages(
         before.groups.get(name, ()),
-        () if dry_run else (*edges, *roll_backs, *_unproven(contract, told, after, now)),
+        () if dry_run else (*edges, *roll_backs, *_unproven(contract, told_ids, after, now)),
         again,
         after,
         people,
         timing,
         contract.observability.window,
-        known.passed(now, contract.observability.window),
+        previous.passed(now, contract.observability.window),
         now,
         firing,
         {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None},
@@ -267,8 +267,8 @@ def _told_again(
             if alert.fingerprint not in new:
                 again[alert.fingerprint] = MessageReason.SILENCE_ENDED
         elif people.acknowledged(alert.fingerprint) is None:
-            of = alert.step, alert.cell.kernel_train, alert.cell.kernel_inference
-            waiting.setdefault(of, []).append(replace(alert, waited=alert.waited + passed))
+            step_and_pair = alert.step, alert.cell.kernel_train, alert.cell.kernel_inference
+            waiting.setdefault(step_and_pair, []).append(replace(alert, waited=alert.waited + passed))
     for (step, *_), together in waiting.items():
         due = 0.0 < repeats.get(step, 0.0) <= max(alert.waited for alert in together)
         for alert in together:
@@ -281,12 +281,12 @@ def _with_messages(
     incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float
 ) -> tuple[Incident, ...]:
     """The incidents with who was told of them in this evaluation."""
-    told: dict[str, list[IncidentAction]] = {}
+    actions: dict[str, list[IncidentAction]] = {}
     for message in messages:
         fires = tuple(alert.cell.slice for alert in message.alerts if alert.fires)
         if fires and message.incident is not None:
-            told.setdefault(message.incident.id, []).append(IncidentAction("webhook", message.endpoint, now, fires))
-    return tuple(with_done(incident, told.get(incident.id, ())) for incident in incidents)
+            actions.setdefault(message.incident.id, []).append(IncidentAction("webhook", message.endpoint, now, fires))
+    return tuple(with_done(incident, actions.get(incident.id, ())) for incident in incidents)
 
 
 def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict]) -> Mapping[str, int]:
@@ -314,25 +314,25 @@ def _roll_backs(
     """
     webhooks = (action for step in contract.escalation if step.on == "fail" for action in step.do)
     actions = tuple(dict.fromkeys(action for action in webhooks if action.kind == "webhook"))
-    said: list[Alert] = []
+    alerts: list[Alert] = []
 
     def say(version_or_incident: str, kind: str, verdict: Verdict, started_at: float) -> None:
         severity = "critical" if kind == "serves" else "warning"
-        of = _fingerprint(version_or_incident, kind)
-        alert = Alert(ROLLED_BACK, "fail", severity, actions, verdict.cell, verdict, started_at, of)
-        said.append(replace(alert, phase=Phase.FIRING, started_at=started_at, at=now))
+        identity = _fingerprint(version_or_incident, kind)
+        alert = Alert(ROLLED_BACK, "fail", severity, actions, verdict.cell, verdict, started_at, identity)
+        alerts.append(replace(alert, phase=Phase.FIRING, started_at=started_at, at=now))
 
     for old, new in zip(before, after, strict=True):
         done = [action for action in new.actions if action not in old.actions]
         if done and (worst := _worst(new, verdicts)) is not None:
             for action in done:
                 say(new.id, action.kind, worst, action.at)
-    told = {edge.cell.kernel_inference for edge in said}
+    versions = {edge.cell.kernel_inference for edge in alerts}
     for promotion in rolled:
-        of_it = (verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version)
-        if promotion.seen_serving == now and promotion.version not in told and (last := next(of_it, None)) is not None:
+        of_version = (verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version)
+        if promotion.seen_serving == now and promotion.version not in versions and (last := next(of_version, None)):
             say(_alone(promotion), "serves", last, now)
-    return said if actions else []
+    return alerts if actions else []
 
 
 def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[str]:
@@ -347,14 +347,14 @@ def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[s
     }
 
 
-def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Incident], now: float) -> list[Alert]:
-    """Ends of breaches that went away without proof before anybody was told of them; `told` are ids of incidents.
+def _unproven(contract: Contract, told_ids: Collection[str], incidents: Sequence[Incident], now: float) -> list[Alert]:
+    """Ends of breaches that went away without proof before anybody was told of them; `told_ids` are those of incidents.
 
     They were shorter than a step's `for`, or happened in a dry run. `group_messages` tells the webhooks of every step.
     """
     ends: list[Alert] = []
     for incident in incidents:
-        if incident.id in told or not incident.fell_silent(now, contract.observability.window):
+        if incident.id in told_ids or not incident.fell_silent(now, contract.observability.window):
             continue
         for cell in (cell for cell in incident.cells if incident.unproven(cell.clause, cell.slice)):
             numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
@@ -367,8 +367,8 @@ def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Inc
             )  # fmt: skip
             for key, step in zip(step_keys(contract), contract.escalation, strict=True):
                 if step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
-                    of = fingerprint(key, verdict.cell)
-                    alert = Alert(key, step.on, step.severity, step.do, verdict.cell, verdict, cell.since, of)
+                    identity = fingerprint(key, verdict.cell)
+                    alert = Alert(key, step.on, step.severity, step.do, verdict.cell, verdict, cell.since, identity)
                     ends.append(replace(alert, phase=Phase.RESOLVED, started_at=cell.since, at=now))
     return ends
 
@@ -381,8 +381,8 @@ def _alone(promotion: Promotion) -> str:
 def _worst(incident: Incident, verdicts: Iterable[Verdict]) -> Verdict | None:
     """The verdict of an incident's worst cell."""
     pair = incident.kernel_train, incident.kernel_inference
-    found = {verdict.cell[1:3]: verdict for verdict in selected(verdicts, {Status.FAIL}) if verdict.cell[3:] == pair}
-    return next((found[cell.clause, cell.slice] for cell in incident.cells if (cell.clause, cell.slice) in found), None)
+    fails = {verdict.cell[1:3]: verdict for verdict in selected(verdicts, {Status.FAIL}) if verdict.cell[3:] == pair}
+    return next((fails[cell.clause, cell.slice] for cell in incident.cells if (cell.clause, cell.slice) in fails), None)
 
 
 def _fingerprint(incident: str, kind: str) -> str:
@@ -416,7 +416,7 @@ def group_messages(
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}
-    known = {
+    groups_before = {
         (group.incident, group.endpoint): replace(
             group,
             waited=group.waited + passed if any(told.waits for told in group.alerts) else 0.0,
@@ -424,7 +424,7 @@ def group_messages(
         )
         for group in groups
     }
-    rows = {key: {told.alert.fingerprint: told for told in group.alerts} for key, group in known.items()}
+    rows = {key: {told.alert.fingerprint: told for told in group.alerts} for key, group in groups_before.items()}
     told_in = {(alert, endpoint): id for (id, endpoint), told in rows.items() for alert in told}
     for change in edges:
         for endpoint in dict.fromkeys(str(action.target) for action in change.actions if action.kind == "webhook"):
@@ -438,12 +438,12 @@ def group_messages(
     after: list[MessageGroup] = []
     messages: list[IncidentMessage] = []
     for key, alerts in rows.items():
-        group, incident = known.get(key) or MessageGroup(*key), by_id.get(key[0])
+        group, incident = groups_before.get(key) or MessageGroup(*key), by_id.get(key[0])
         over = group.incident not in lasting if incident is None else incident.state is IncidentState.RESOLVED
         for alert, told in alerts.items():
             if over and told.alert.step == ROLLED_BACK and told.alert.fires:
                 alerts[alert] = replace(told, alert=told.alert.resolved(now))
-        rest, message = _sent(group, alerts, incident, people, timing, window, now, urgent)
+        rest, message = _due_message(group, alerts, incident, people, timing, window, now, urgent)
         if message is not None:
             alerts_now = (
                 replace(last, verdict=verdicts.get(last.fingerprint, last.verdict)) for last in message.alerts
@@ -463,8 +463,8 @@ def last_messages(
     over = {alert.fingerprint: alert for alert in ended}
     messages: list[IncidentMessage] = []
     for group in groups:
-        known = [told.alert for told in group.alerts if told.known]
-        edges = [over.get(edge.fingerprint, edge) for edge in known]
+        told_alerts = [told.alert for told in group.alerts if told.known]
+        edges = [over.get(edge.fingerprint, edge) for edge in told_alerts]
         alerts = tuple(edge for edge in edges if not edge.fires)
         if alerts:
             incident = by_id.get(group.incident)
@@ -472,7 +472,7 @@ def last_messages(
     return tuple(messages)
 
 
-def _sent(
+def _due_message(
     group: MessageGroup,
     alerts: Mapping[str, ToldAlert],
     incident: Incident | None,

@@ -90,7 +90,7 @@ def alert_body(
     facts = _Facts(contract, message, external_url.rstrip("/"), kernel_names(kernels), done, lifting)
     edges, incident, note = message.alerts, message.incident, links_note(facts.base)
     firing = bool(message.lasting) or any(edge.fires for edge in edges)
-    following = _next(facts, edges) if firing else _lift(lifting)
+    following = _first_action(facts, edges) if firing else _lifting_sentence(lifting)
     alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
     for alert in alerts:
         alert["annotations"]["description"] += f" {note}" * bool(note)
@@ -178,18 +178,18 @@ def _alert_name(edge: Alert) -> str:
     return ALERT_NAMES[ROLLED_BACK if edge.step == ROLLED_BACK else edge.on]
 
 
-def _kind(edge: Alert) -> str:
+def _alert_kind(edge: Alert) -> str:
     """Subject of an alert: the kind that its step waits for, "unproven", a roll-back, or "serves" after one."""
     if edge.step == ROLLED_BACK:
         return "serves" if edge.severity == "critical" else ROLLED_BACK
     return "unproven" if edge.end == WENT_AWAY else edge.on
 
 
-def _over(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
+def _ending(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
     """Say what ended, for which kernels, and, if nothing refuted it, why or by whom."""
     row = None if incident is None else incident.cell(*edge.cell[1:3])
     cell, last = edge.cell, edge.verdict
-    if _kind(edge) == "serves":
+    if _alert_kind(edge) == "serves":
         over = "the incident is over" if incident is not None else "a person has acted on the rollback"
         return f"{over}{of}; whether the version that was rolled back still serves is not known"
     if row is not None and row.changed and not row.refuted and edge.on != "fail":
@@ -232,11 +232,11 @@ def _breach_over(edge: Alert, incident: Incident | None, row: BrokenCell | None,
 
 def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:
     """One line for a person: the firing or resolved clause, its slice, and the kernels by their `kernel_names`."""
-    cell, kind = edge.cell, _kind(edge)
+    cell, kind = edge.cell, _alert_kind(edge)
     of = pair_name(names, cell.kernel_train, cell.kernel_inference)
     where = place(cell.slice) if cell.slice == ALL else f"slice {cell.slice}"
     if not edge.fires:
-        return f"{cell.contract}: {_over(edge, where, of, incident)}"
+        return f"{cell.contract}: {_ending(edge, where, of, incident)}"
     later = f"was measured after its rollback: {MEASURED_LATER}" if kind == "serves" else "was rolled back"
     if edge.step == ROLLED_BACK and not _shows(edge):
         return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {later}"
@@ -265,7 +265,7 @@ def _alert(facts: _Facts, edge: Alert, lift: str) -> dict[str, Any]:
     path = "/".join(quote(part, safe="") for part in cell)
     did = [f"Done: {'; '.join(facts.done)}."] if facts.done else []
     if edge.fires:
-        impact, following = _impact(facts, [edge], (cell.slice,)), _next(facts, [edge])
+        impact, following = _impact(facts, [edge], (cell.slice,)), _first_action(facts, [edge])
         did = [impact, _since(edge, facts.incident), *did, following]
     elif lift:
         did.append(lift)
@@ -300,7 +300,7 @@ def _since(edge: Alert, incident: Incident | None) -> str:
             return f"Missed since {since}."
         again = f"Again since {moment(edge.started_at)}, for the first time " * edge.again
         return f"{again or 'Since '}{since}."
-    if _kind(edge) == ROLLED_BACK:
+    if _alert_kind(edge) == ROLLED_BACK:
         return f"Since {moment(edge.started_at)}."
     done = () if incident is None else incident.actions
     rolled = [action.at for action in done if action.kind == "roll-back" and action.at <= edge.started_at]
@@ -318,10 +318,8 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
     firing = [edge for edge in firing if _shows(edge)] or firing
     first = min(firing, key=lambda edge: not getattr(clauses.get(edge.cell.clause), "metric", "").startswith("reward_"))
     if first.step == ROLLED_BACK:
-        later = f"measured after its rollback: {MEASURED_LATER}"
-        return (
-            f"A version was {later if _kind(first) == 'serves' else 'rolled back and should no longer serve requests'}."
-        )
+        later, serves = f"measured after its rollback: {MEASURED_LATER}", _alert_kind(first) == "serves"
+        return f"A version was {later if serves else 'rolled back and should no longer serve requests'}."
     slices = slices or ((first.cell.slice,) if facts.incident is None else facts.incident.slices)
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
@@ -345,16 +343,16 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)
 
 
-def _next(facts: _Facts, edges: Sequence[Alert]) -> str:
+def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
     """Return the first action on firing alerts, in a sentence; empty if nothing fires any more."""
     first = next((edge for edge in edges if edge.fires), None)
     if first is None:
         return ""
-    about = "clause-gone" if _kind(first) == "unproven" and facts.changed else _kind(first)
+    about = "clause-gone" if _alert_kind(first) == "unproven" and facts.changed else _alert_kind(first)
     return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=facts.contract.name)}."
 
 
-def _lift(commands: Sequence[str]) -> str:
+def _lifting_sentence(commands: Sequence[str]) -> str:
     """Return how to end what is left of a breach that is over, in a sentence; empty where nothing is."""
     return f"Now: once the kernel is trusted again, run {listed([f'`{line}`' for line in commands])}." * bool(commands)
 

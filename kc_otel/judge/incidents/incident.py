@@ -422,11 +422,11 @@ def actions_taken(
     `undelivered` has the time of the oldest message about the incident that an endpoint has not accepted, and how many
     there are, in words, by endpoint.
     """
-    said = [*incident.words]
+    actions = [*incident.words]
     for action in incident.actions:
         text, in_force = _in_words(incident, action, table, undelivered)
-        said.append(ActionTaken(action.at, "would-fire" if action.dry_run else action.kind, text, in_force))
-    return tuple(sorted(said, key=lambda action: (action.at, action.kind, action.text)))
+        actions.append(ActionTaken(action.at, "would-fire" if action.dry_run else action.kind, text, in_force))
+    return tuple(sorted(actions, key=lambda action: (action.at, action.kind, action.text)))
 
 
 def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...]:
@@ -492,7 +492,7 @@ def _in_words(
 
 def routes_of(incident: Incident, slices: Collection[str], table: DecisionTable) -> list[Route]:
     """Return the routes that keep some slices from an incident's kernel."""
-    of = incident.contract, incident.kernel_inference
+    key = incident.contract, incident.kernel_inference
     return [
-        route for route in table.routes if (route.contract, route.avoid) == of and all(of) and route.slice in slices
+        route for route in table.routes if (route.contract, route.avoid) == key and all(key) and route.slice in slices
     ]

@@ -125,11 +125,11 @@ class TrafficSeen:
         """Return whether an order explains silence: it was taken, also one for all traffic, and all report still."""
         if self.silent or ordered(slice, version) is None:
             return False
-        known = [incident for incident in reversed(self.incidents) if incident.kernel_inference == version]
-        taken_at = next((at for incident in known if (at := incident.taken_at) is not None), None)
+        incidents = [incident for incident in reversed(self.incidents) if incident.kernel_inference == version]
+        taken_at = next((at for incident in incidents if (at := incident.taken_at) is not None), None)
         all_since = ordered("", version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
-        disobeyed_at = next((at for incident in known if (at := incident.disobeyed_at) is not None), -math.inf)
+        disobeyed_at = next((at for incident in incidents if (at := incident.disobeyed_at) is not None), -math.inf)
         return all(
             self.has_taken(name, version, since, taken_at)
             and not self.behind(name, since, all_since)
@@ -169,10 +169,10 @@ class Tick:
 
 def follow(tick: Tick, before: Sequence[Incident], firing: Iterable[Alert]) -> tuple[Incident, ...]:
     """The incidents after an evaluation, with those that it has ended."""
-    broken, known = _broken(before, firing, tick), {incident.key: incident for incident in before}
+    broken, by_key = _broken(before, firing, tick), {incident.key: incident for incident in before}
     after = [
-        _settled(_refuted(_measured(known.get(key), key, broken.get(key, {}), tick), tick), tick)
-        for key in known | broken
+        _settled(_refuted(_measured(by_key.get(key), key, broken.get(key, {}), tick), tick), tick)
+        for key in by_key | broken
     ]
     unproven = [incident for incident in after if incident.state is IncidentState.UNPROVEN]
     for oldest in sorted(unproven, key=lambda incident: incident.since)[:-_MOST_UNPROVEN]:
@@ -212,8 +212,8 @@ def _refuted(incident: Incident, tick: Tick) -> Incident:
     after = []
     for cell in whole_last:
         where = cell.clause, cell.slice
-        told, waits = cell.refuted or cell.changed, cell.slice == ALL and cell.clause in open_clauses
-        if cell.until is not None and where in refuting and not (told or waits):
+        decided, waits = cell.refuted or cell.changed, cell.slice == ALL and cell.clause in open_clauses
+        if cell.until is not None and where in refuting and not (decided or waits):
             verdict = refuting[where]
             by_change = on == "fail" and verdict is not None and cell.passes_by_change(verdict)
             loosened_to = verdict.limit if by_change and verdict is not None else cell.loosened_to
@@ -273,12 +273,12 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
 
 def with_done(incident: Incident, done: Iterable[IncidentAction]) -> Incident:
     """The incident with actions: each is there once, at its first time, with all of its slices."""
-    known = {(action.kind, action.target, action.dry_run): action for action in incident.actions}
+    actions = {(action.kind, action.target, action.dry_run): action for action in incident.actions}
     for action in done:
-        first = known.setdefault((action.kind, action.target, action.dry_run), action)
+        first = actions.setdefault((action.kind, action.target, action.dry_run), action)
         slices = tuple(dict.fromkeys((*first.slices, *action.slices)))
-        known[action.kind, action.target, action.dry_run] = replace(first, slices=slices)
-    return replace(incident, actions=tuple(known.values()))
+        actions[action.kind, action.target, action.dry_run] = replace(first, slices=slices)
+    return replace(incident, actions=tuple(actions.values()))
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
@@ -307,21 +307,21 @@ def with_diagnosis(incident: Incident, found: Diagnosis) -> Incident:
 
 def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> dict[Key, dict[Place, _Broken]]:
     """Return what is broken now, by incident and place. Invalid input is so on each slice where it comes."""
-    known = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
-    found: dict[Key, dict[Place, _Broken]] = {}
+    broken_before = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
+    broken: dict[Key, dict[Place, _Broken]] = {}
     for verdict in selected(tick.verdicts, _BREAKING_STATUSES):
         cell, place = verdict.cell, verdict.cell[1:3]
         key = (_BREAKING_STATUSES[verdict.status], *cell[3:])
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
-        heard = cell.kernel_inference and (verdict.observed or (key, place) in known)
+        heard = cell.kernel_inference and (verdict.observed or (key, place) in broken_before)
         if verdict.status is Status.FAIL or (
             heard
             and not verdict.has_nothing_to_measure
             and not tick.traffic.excuses(cell.slice, cell.kernel_inference, tick.kept)
         ):
-            found.setdefault(key, {})[place] = verdict, tick.now, None
+            broken.setdefault(key, {})[place] = verdict, tick.now, None
     for alert in firing:
-        mine, place = found.setdefault((alert.on, *alert.cell[3:]), {}), alert.cell[1:3]
+        mine, place = broken.setdefault((alert.on, *alert.cell[3:]), {}), alert.cell[1:3]
         verdict, since, only = mine.get(place, (alert.verdict, tick.now, alert))
         mine[place] = verdict, min(alert.since, since), only
         if alert.cell.clause == INPUT_CLAUSE:
@@ -329,14 +329,14 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
                 if pair == alert.cell[-2:]:
                     failed = input_verdict(alert.cell._replace(slice=slice), reasons, alert.verdict)
                     mine[INPUT_CLAUSE, slice] = failed, tick.now, None
-    return found
+    return broken
 
 
 def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken], tick: Tick) -> Incident:
     """An incident with what is broken of it now and what was, or a new one."""
-    known = {(cell.clause, cell.slice): cell for cell in before.cells} if before is not None else {}
+    by_place = {(cell.clause, cell.slice): cell for cell in before.cells} if before is not None else {}
     cells = tuple(
-        _row(known.get(place), key, place, broken.get(place), tick) for place in dict.fromkeys((*broken, *known))
+        _row(by_place.get(place), key, place, broken.get(place), tick) for place in dict.fromkeys((*broken, *by_place))
     )
     if before is not None:
         return replace(before, cells=cells)
@@ -356,10 +356,10 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
     changed = bool(row.quantity) and quantity != row.quantity
     if row.clause == INPUT_CLAUSE:
         changed = row.slice != ALL and all(slice != row.slice for _, slice in tick.quantities)
-    of = tick.causes.get(Cell(tick.contract, *place, *key[1:])) if key[0] == "fail" and row.until is None else None
-    if changed == row.changed and of is None:
+    cause = tick.causes.get(Cell(tick.contract, *place, *key[1:])) if key[0] == "fail" and row.until is None else None
+    if changed == row.changed and cause is None:
         return row
-    return replace(row, changed=changed, cause=row.cause if of is None else of.text)
+    return replace(row, changed=changed, cause=row.cause if cause is None else cause.text)
 
 
 def _broken_row(
@@ -377,8 +377,8 @@ def _broken_row(
         if other and not before.refuted:
             quantity = _SEVERAL
         if not other and (not before.refuted or before.loosened_to is not None):
-            known = before.strictest
-            stricter = known if known is not None and known < verdict.limit else None
+            strictest = before.strictest
+            stricter = strictest if strictest is not None and strictest < verdict.limit else None
         if not other and before.peak is not None and (estimate is None or estimate <= before.peak):
             peak, peak_at = before.peak, before.peak_at
     return BrokenCell(
@@ -404,7 +404,7 @@ def _settled(incident: Incident, tick: Tick) -> Incident:
         routed = {route.slice for route in routes_of(incident, {cell.slice for cell in cells}, tick.table)}
     concerned = _concerned(incident, slices, routed, tick)
     if not concerned:
-        return _over(incident, tick.now)
+        return _resolved_or_unproven(incident, tick.now)
     orders = {slice: tick.kept(slice, incident.kernel_inference) for slice in sorted(concerned)}
     given = {slice: since for slice, since in orders.items() if since is not None}
     if len(given) < len(orders):
@@ -413,7 +413,7 @@ def _settled(incident: Incident, tick: Tick) -> Incident:
         return replace(incident, ordered_at=ordered_at, unmet=why)
     incident = _contained(incident, given, tick)
     unheld = incident.state is not IncidentState.CONTAINED and not (slices or routed)
-    return _over(incident, tick.now) if unheld else incident
+    return _resolved_or_unproven(incident, tick.now) if unheld else incident
 
 
 def _contained(incident: Incident, given: Mapping[str, float], tick: Tick) -> Incident:
@@ -470,19 +470,19 @@ def _concerned(incident: Incident, slices: set[str], routed: set[str], tick: Tic
 
 def _overridden(table: DecisionTable, incident: Incident, slices: Iterable[str]) -> tuple[str, float | None]:
     """Return which pin wins over what was ordered of slices, as the end of a sentence, and when that was ordered."""
-    found = {
+    pins = {
         slice: overriding_pin(table, incident.contract, slice, incident.kernel_inference) for slice in sorted(slices)
     }
-    over = [(slice, *known) for slice, known in found.items() if known is not None]
-    if not over or len(over) < len(found):
+    over = [(slice, *pin_and_since) for slice, pin_and_since in pins.items() if pin_and_since is not None]
+    if not over or len(over) < len(pins):
         return "", None
     slice, pin, _ = over[0]
     part = "" if pin.slice in {ALL, slice} else " in part"
-    said = f"the pin of {place(pin.slice)} to the inference kernel by {pin.by} overrides it{part}"
-    return said, max(since for _, _, since in over)
+    sentence = f"the pin of {place(pin.slice)} to the inference kernel by {pin.by} overrides it{part}"
+    return sentence, max(since for _, _, since in over)
 
 
-def _over(incident: Incident, now: float) -> Incident:
+def _resolved_or_unproven(incident: Incident, now: float) -> Incident:
     if incident.on not in OF_RECORDERS or incident.refuted or incident.gone:
         return replace(incident, state=IncidentState.RESOLVED, resolved_at=now, ordered_at=None)
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)

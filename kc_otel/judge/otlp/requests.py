@@ -1,18 +1,17 @@
 """An OTLP request: its errors and limits, how its bytes are decoded, who takes it, and the answer.
 
     ReceiveError
-    |-- BadRequestError        400  INVALID_ARGUMENT    do not retry: the same bytes will fail again
-    |-- UnauthenticatedError   401  UNAUTHENTICATED     do not retry: give a token
-    |-- ForbiddenError         403  PERMISSION_DENIED   do not retry: the token is not for this
-    |-- UnsupportedMediaError  415  INVALID_ARGUMENT    do not retry
-    |-- TooLargeError          413  RESOURCE_EXHAUSTED  do not retry: send smaller batches
-    |-- ThrottledError         503  UNAVAILABLE         retry after `retry_after` seconds
-    |-- InternalError          500  INTERNAL            a fault of the receiver; its log has the cause
+    |-- BadRequestError        do not retry: the same bytes will fail again
+    |-- UnauthenticatedError   do not retry: give a token
+    |-- ForbiddenError         do not retry: the token is not for this
+    |-- UnsupportedMediaError  do not retry
+    |-- TooLargeError          do not retry: send smaller batches
+    |-- ThrottledError         retry after `retry_after` seconds
+    |-- InternalError          a fault of the receiver; its log has the cause
     BindError                  the address cannot be listened on
 
-OTLP 1.11, "Failures" and "OTLP/HTTP Response", has the codes, and obliges a server to bound a request before and after
-decompression. OTLP/JSON is protobuf's JSON mapping, but enum values are integers only. Fields that nobody knows yet are
-ignored in both encodings.
+OTLP 1.11 obliges a server to bound a request before and after decompression. OTLP/JSON is protobuf's JSON mapping, but
+enum values are integers only. Fields that nobody knows yet are ignored in both encodings.
 """
 
 from __future__ import annotations
@@ -65,9 +64,6 @@ _Fields = dict[int, tuple[Any, int]]
 class ReceiveError(Exception):
     """A request that is not accepted."""
 
-    http_status: ClassVar[int] = 400
-    code: ClassVar[int] = 3
-    """google.rpc.Code, which gRPC's status codes are."""
     outcome: ClassVar[str] = "bad_request"
     """Value of `kc.outcome` on kc.evaluator.requests."""
 
@@ -79,25 +75,25 @@ class BadRequestError(ReceiveError):
 class UnauthenticatedError(ReceiveError):
     """Nobody knows who sends this."""
 
-    http_status, code, outcome = 401, 16, "unauthenticated"
+    outcome = "unauthenticated"
 
 
 class ForbiddenError(ReceiveError):
     """The sender is known and lacks the role."""
 
-    http_status, code, outcome = 403, 7, "forbidden"
+    outcome = "forbidden"
 
 
 class UnsupportedMediaError(ReceiveError):
     """The content type or the content encoding is not one that OTLP has."""
 
-    http_status, outcome = 415, "unsupported_media"
+    outcome = "unsupported_media"
 
 
 class TooLargeError(ReceiveError):
     """The request is over the limit, as received or after decompression."""
 
-    http_status, code, outcome = 413, 8, "too_large"
+    outcome = "too_large"
 
 
 class ThrottledError(ReceiveError):
@@ -106,7 +102,7 @@ class ThrottledError(ReceiveError):
     Senders give up when `retry_after` is more than is left of their own deadline (10 s by default), so keep it short.
     """
 
-    http_status, code, outcome = 503, 14, "throttled"
+    outcome = "throttled"
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -116,7 +112,7 @@ class ThrottledError(ReceiveError):
 class InternalError(ReceiveError):
     """A fault of the receiver, not of the request."""
 
-    http_status, code, outcome = 500, 13, "internal_error"
+    outcome = "internal_error"
 
 
 class BindError(OSError):

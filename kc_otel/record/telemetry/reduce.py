@@ -159,12 +159,17 @@ def _row_stats(log_w: NDArray[np.float64], change: NDArray[np.float64], block: B
     sum_k3, least_k3 = add(scratch, starts), least(scratch, starts)
     np.multiply(change, change, out=scratch)
     sum_chi2, least_chi2 = add(scratch, starts), least(scratch, starts)
-    totals = (sum_log_w, sum_abs, sum_change + block.lengths, sum_tv + 0.0, sum_k3, sum_chi2)
     # Rising quantities take their extremes where l does, (1-w)+ the other way round; the others' maxima are at one end.
     ends = {key: (quantity(lowest), quantity(highest)) for key, quantity in TOKEN.items()}
-    low = (lowest, least_abs, ends["ratio"][0], ends["tv_token"][1], least_k3, least_chi2)
-    high = tuple(np.maximum(*ends[key]) for key in TOKEN)
-    return np.stack([np.stack(columns, axis=1) for columns in (totals, low, high)])
+    totals_and_minima = {
+        "log_ratio": (sum_log_w, lowest),
+        "abs_log_ratio": (sum_abs, least_abs),
+        "ratio": (sum_change + block.lengths, ends["ratio"][0]),
+        "tv_token": (sum_tv + 0.0, ends["tv_token"][1]),
+        "k3": (sum_k3, least_k3),
+        "chi2_token": (sum_chi2, least_chi2),
+    }
+    return np.stack([(*totals_and_minima[key], np.maximum(*ends[key])) for key in TOKEN], axis=-1)
 
 
 def _place_sums(

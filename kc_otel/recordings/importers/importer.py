@@ -421,7 +421,7 @@ def unseen(
                     tried.add(state)
                     with _locked(path, stop):
                         ledger.refresh()
-                        if path not in ledger:
+                        if path not in ledger and not stop.is_set():
                             yield path
         if not follow or stop.wait(poll):
             return

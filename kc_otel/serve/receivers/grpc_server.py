@@ -30,7 +30,7 @@ from kc_otel.judge.otlp.requests import (
 )
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.request_taker import Hold, RequestTaker
+from kc_otel.serve.receivers.request_taker import Hold, RequestTaker, statuses
 
 _log: Final = logging.getLogger(__name__)
 _DEFAULT_PORT: Final = 4317
@@ -55,8 +55,10 @@ _OPTIONS: Final = (
 class _TooSlowError(ReceiveError):
     """A message did not arrive in time."""
 
-    code = 4
     outcome = "too_slow"
+
+
+_STATUSES: Final[dict[type[ReceiveError], tuple[int, int]]] = {_TooSlowError: (408, 4)}
 
 
 async def serve_grpc(
@@ -108,7 +110,7 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
     info = RetryInfo(retry_delay=Duration(seconds=nanos // 10**9, nanos=nanos % 10**9))
     detail = AnyMessage()
     detail.Pack(info)
-    said = Status(code=error.code, message=str(error), details=[detail])
+    said = Status(code=statuses(error, _STATUSES)[1], message=str(error), details=[detail])
     return (
         ("grpc-status-details-bin", said.SerializeToString()),
         ("google.rpc.retryinfo-bin", info.SerializeToString()),
@@ -139,7 +141,7 @@ class _Receiver:
             # grpcio keeps what `abort` raises, and with it this frame: there is no message in it any more.
             self._counts["grpc", answer.outcome] += 1
             trailers = retry_info(answer) if isinstance(answer, ThrottledError) else ()
-            await context.abort(_CODES[answer.code], str(answer), trailers)
+            await context.abort(_CODES[statuses(answer, _STATUSES)[1]], str(answer), trailers)
         message, outcome = answer
         self._counts["grpc", outcome] += 1
         return message  # type: ignore[no-any-return]

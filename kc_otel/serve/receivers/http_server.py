@@ -41,7 +41,7 @@ from kc_otel.judge.otlp.requests import (
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.request_taker import Hold, RequestTaker
+from kc_otel.serve.receivers.request_taker import Hold, RequestTaker, statuses
 
 with extra("serve", "the evaluator"):
     from starlette.datastructures import Headers
@@ -72,15 +72,18 @@ class _TooSlowError(ThrottledError):
 
 
 class _NotFoundError(ReceiveError):
-    http_status, code, outcome = 404, 5, "not_found"
+    outcome = "not_found"
 
 
 class _NotAllowedError(ReceiveError):
-    http_status, code, outcome = 405, 12, "not_allowed"
+    outcome = "not_allowed"
 
 
 class _MisdirectedError(ReceiveError):
-    http_status, code, outcome = 421, 7, "misdirected"
+    outcome = "misdirected"
+
+
+_STATUSES: Final = {_NotFoundError: (404, 5), _NotAllowedError: (405, 12), _MisdirectedError: (421, 7)}
 
 
 class _DisconnectedError(Exception):
@@ -104,7 +107,7 @@ class HttpReceiver:
                 message, outcome = await self._handle(scope, headers, media, receive, hold)
             status = 200
         except ReceiveError as error:
-            status, message, outcome = error.http_status, _status(error), error.outcome
+            status, message, outcome = statuses(error, _STATUSES)[0], _status(error), error.outcome
             extra = _headers_of(error)
         except _DisconnectedError:
             self._counts["http", "disconnected"] += 1
@@ -161,7 +164,7 @@ class HttpReceiver:
 
 
 def _status(error: ReceiveError) -> Any:
-    status = Status(code=error.code, message=str(error))
+    status = Status(code=statuses(error, _STATUSES)[1], message=str(error))
     if isinstance(error, BadRequestError):
         violation = BadRequest.FieldViolation(description=str(error))
         status.details.add().Pack(BadRequest(field_violations=[violation]))

@@ -24,7 +24,7 @@ import httpx
 
 from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
-from kc_otel.serve.webhooks.outbox import MAY_HAVE_ARRIVED, DeliveryState, Outbox, WebhookMessage
+from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox, WebhookMessage
 
 _log = logging.getLogger(__name__)
 _PORTS: Final = {"http": 80, "https": 443}
@@ -143,15 +143,24 @@ class Dispatcher:
             self._lanes.pop(lane, None)
 
     async def _deliver(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
-        status, retry_after, error = await self._post(endpoint, message)
         async with self._turn():
-            state = self._outbox.answered(message.id, self._clock(), status, error, retry_after)
+            self._outbox.begin(message.id)
+        status, retry_after, error, arrived = await self._post(endpoint, message)
+        async with self._turn():
+            state = self._outbox.answered(
+                message.id, self._clock(), status, error, retry_after, arrived=arrived or message.arrived
+            )
         self.attempts[endpoint.name, state.value] += 1
         if state is not DeliveryState.DELIVERED:
             _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
 
-    async def _post(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[int | None, float | None, str]:
-        """Make one attempt; return the answer's status and `Retry-After`, and what went wrong, empty for nothing."""
+    async def _post(
+        self, endpoint: WebhookEndpoint, message: WebhookMessage
+    ) -> tuple[int | None, float | None, str, bool]:
+        """Make one attempt; return the answer's status and `Retry-After`, what went wrong, and if it may have arrived.
+
+        What went wrong is empty for nothing.
+        """
         now = self._clock()
         client = self._clients.get(endpoint.name)
         if client is None:
@@ -161,16 +170,16 @@ class Dispatcher:
             async with asyncio.timeout(self._timeout):
                 status, asked = await _send(client, endpoint, headers, body)
         except TimeoutError:
-            return None, None, f"no answer within {self._timeout:g} s{MAY_HAVE_ARRIVED}"
+            return None, None, f"no answer within {self._timeout:g} s", True
         except AddressError as error:
-            return None, None, str(error)
+            return None, None, str(error), False
         except Exception as error:  # noqa: BLE001 - whatever is raised is a failed attempt, never a lost lane
             said = str(error).replace(endpoint.url, "the endpoint")
-            sent = MAY_HAVE_ARRIVED * (not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
-            return None, None, (f"{type(error).__name__}: {said}" if said else type(error).__name__) + sent
+            arrived = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            return None, None, f"{type(error).__name__}: {said}" if said else type(error).__name__, arrived
         accepted = 200 <= status < 300
         seconds = float(asked[:9]) if asked and asked.isascii() and asked.isdigit() else None
-        return status, seconds, "" if accepted else f"HTTP {status}"
+        return status, seconds, "" if accepted else f"HTTP {status}", accepted
 
 
 async def _send(

@@ -5,7 +5,7 @@
 | variable                            | meaning                                                              |
 | ----------------------------------- | -------------------------------------------------------------------- |
 | `URL`                               | where to POST                                                        |
-| `FORMAT`                            | kernel-contract (default), pagerduty or slack                        |
+| `FORMAT`                            | one of `FORMATS`: kernel-contract (default), pagerduty or slack      |
 | `SECRET`, or `SECRET_FILE`          | kernel-contract: `whsec_...`, several while one is rotated;          |
 |                                     | pagerduty: the routing key                                           |
 | `AUTHORIZATION`, or `..._FILE`      | value of the `Authorization` header, where the receiver wants one    |
@@ -21,26 +21,29 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from kc_otel.client.webhooks import Secret, SecretError, sign
 from kc_otel.serve.watched_files import UnusableFileError, WatchedFiles
 
 _log: Final = logging.getLogger(__name__)
+DEFAULT_FORMAT: Final = "kernel-contract"
 
 
-class Format(StrEnum):
-    """Body format of a receiver."""
+class Format(NamedTuple):
+    """A receiver's body format.
 
-    KERNEL_CONTRACT = "kernel-contract"
-    PAGERDUTY = "pagerduty"
-    SLACK = "slack"
+    `lay_out` makes its message of a stored body and the endpoint's key; None sends the stored body, signed. `secret`
+    says what `SECRET` holds; "" for a format that takes none.
+    """
+
+    lay_out: Callable[[Mapping[str, Any], str], dict[str, Any]] | None
+    secret: str
 
 
 class WebhookEndpointError(UnusableFileError, ValueError):
@@ -54,7 +57,7 @@ class WebhookEndpoint:
     name: str
     url: str = field(repr=False)
     secrets: tuple[Secret, ...] = field(default=(), repr=False)
-    format: Format = Format.KERNEL_CONTRACT
+    format: str = DEFAULT_FORMAT
     key: str = field(default="", repr=False)
     authorization: str = field(default="", repr=False)
     allow_private: bool = False
@@ -74,10 +77,10 @@ class WebhookEndpoint:
 
     def request(self, stored: bytes, message_id: str, now: float) -> tuple[dict[str, str], bytes]:
         """Return the headers and the body of an attempt; only time and signature differ from the one before."""
-        if self.format is Format.KERNEL_CONTRACT:
+        lay_out = FORMATS[self.format].lay_out
+        if lay_out is None:
             return sign(self.secrets, message_id, stored, now=now), stored
-        body: dict[str, Any] = json.loads(stored)
-        message = pagerduty_event(body, self.key) if self.format is Format.PAGERDUTY else slack_message(body)
+        message = lay_out(json.loads(stored), self.key)
         return {}, json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -105,24 +108,22 @@ def _prefix(name: str) -> str:
 
 
 def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndpoint:
-    text = environ.get(f"{prefix}_FORMAT", "").strip().lower() or Format.KERNEL_CONTRACT
-    try:
-        format = Format(text)
-    except ValueError:
-        raise WebhookEndpointError(f"{prefix}_FORMAT: {text!r} is not one of {', '.join(Format)}") from None
-    signs = format is Format.KERNEL_CONTRACT
+    format = environ.get(f"{prefix}_FORMAT", "").strip().lower() or DEFAULT_FORMAT
+    if format not in FORMATS:
+        raise WebhookEndpointError(f"{prefix}_FORMAT: {format!r} is not one of {', '.join(FORMATS)}")
+    lay_out, kind = FORMATS[format]
     url, secret = environ.get(f"{prefix}_URL", "").strip(), _credential(f"{prefix}_SECRET", environ)
     missing = [f"{prefix}_URL"] * (not url)
-    if not secret and format is not Format.SLACK:
-        missing.append(f"{prefix}_SECRET or {prefix}_SECRET_FILE{' to its routing key' * (not signs)}")
+    if kind and not secret:
+        missing.append(f"{prefix}_SECRET or {prefix}_SECRET_FILE to its {kind}")
     if missing:
         raise WebhookEndpointError(f"set {' and '.join(missing)}")
-    if secret and format is Format.SLACK:
+    if secret and not kind:
         raise WebhookEndpointError(
             f"{prefix}_SECRET: {format} messages are not signed; leave it out, or use {prefix}_AUTHORIZATION"
         )
     try:
-        secrets = tuple(Secret.parse(part) for part in re.split(r"[\s,]+", secret) if part) if signs else ()
+        secrets = tuple(Secret.parse(part) for part in re.split(r"[\s,]+", secret) if part) if lay_out is None else ()
     except SecretError as error:
         suffix = "_FILE" if environ.get(f"{prefix}_SECRET_FILE") else ""
         raise WebhookEndpointError(f"{prefix}_SECRET{suffix}: {error}") from None
@@ -134,7 +135,7 @@ def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndp
         url,
         secrets,
         format=format,
-        key="" if signs else secret,
+        key="" if lay_out is None else secret,
         authorization=_credential(f"{prefix}_AUTHORIZATION", environ),
         allow_private=private == "1",
     )
@@ -285,3 +286,11 @@ def _section(text: str) -> dict[str, Any]:
 def _escaped(text: str) -> str:
     """Slack's three control characters; a slice named `<!channel>` must wake nobody."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+FORMATS: Final = {
+    DEFAULT_FORMAT: Format(None, "signing secret"),
+    "pagerduty": Format(pagerduty_event, "routing key"),
+    "slack": Format(lambda body, _key: slack_message(body), ""),
+}
+"""Formats by the name that `FORMAT` takes."""

@@ -25,7 +25,6 @@ before it, unless an attempt at one of those may have been accepted.
 
 from __future__ import annotations
 
-import json
 import random
 import secrets
 import sqlite3
@@ -45,7 +44,10 @@ _TABLES = (
         contract TEXT NOT NULL,
         body BLOB NOT NULL,
         created REAL NOT NULL,
-        state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'delivered', 'parked')),
+        group_key TEXT NOT NULL,
+        ends INTEGER NOT NULL,
+        state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'delivered', 'parked', 'superseded')),
+        arrived INTEGER NOT NULL DEFAULT 0,
         attempts INTEGER NOT NULL DEFAULT 0,
         tried REAL NOT NULL,
         pause REAL NOT NULL DEFAULT 0,
@@ -54,16 +56,11 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS outbox_waiting ON outbox (endpoint, contract, seq) WHERE state = 'waiting'",
     "CREATE INDEX IF NOT EXISTS outbox_finished ON outbox (state, seq) WHERE state <> 'waiting'",
 )
-_COLUMNS: Final = "id, endpoint, contract, body, attempts, error, state"
+_COLUMNS: Final = "id, endpoint, contract, body, attempts, error, arrived, state"
 _REFUSED_STATUSES: Final = frozenset({400, 413, 415, 422})
 """Statuses with which a receiver judges a request, and not the moment."""
 _GONE_STATUS: Final = 410
 _THROTTLED_STATUSES: Final = frozenset({429, 503})
-_SUPERSEDED: Final = "superseded: it was over before anything of it was delivered"
-_IS_SUPERSEDED: Final = "(state = 'parked' AND error LIKE 'superseded: %')"
-_IS_GIVEN_UP: Final = "(state = 'parked' AND error NOT LIKE 'superseded: %')"
-MAY_HAVE_ARRIVED: Final = "; it may have been accepted"
-"""End of the error of a message after an attempt that was sent and not answered, and of its later errors."""
 
 
 class DeliveryState(StrEnum):
@@ -72,6 +69,9 @@ class DeliveryState(StrEnum):
     WAITING = "waiting"
     DELIVERED = "delivered"
     PARKED = "parked"
+    """Given up: rejected, or expired."""
+    SUPERSEDED = "superseded"
+    """Not sent, for all that it is about was over before anything of it was delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ class WebhookMessage:
     body: bytes
     attempts: int
     error: str
+    arrived: bool
+    """Whether an attempt may have been accepted, though no answer said so."""
     state: DeliveryState
 
 
@@ -132,59 +134,50 @@ class Outbox:
         for statement in _TABLES:
             connection.execute(statement)
 
-    def enqueue(self, endpoint: str, contract: str, body: bytes, now: float, *, ends: str = "") -> str:
+    def enqueue(
+        self, endpoint: str, contract: str, body: bytes, now: float, *, group: str = "", ends: bool = False
+    ) -> str:
         """Write a message, which is due at once, and return its id.
 
-        `ends` is the `groupKey` of a body that says that all of it is over.
+        `group` names what it is about, and `ends` says that all of that is over.
         """
         message_id = f"msg_{secrets.token_hex(16)}"
         self._connection.execute(
-            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)",
-            (message_id, endpoint, contract, body, now, now),
+            "INSERT INTO outbox (id, endpoint, contract, body, group_key, ends, created, tried)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (message_id, endpoint, contract, body, group, ends, now, now),
         )
         if ends:
-            self._supersede(endpoint, contract, ends)
+            self._supersede(endpoint, contract, group)
         return message_id
 
     def _supersede(self, endpoint: str, contract: str, group: str) -> None:
-        """Park the end of a group, which was just written, with all that waits before it, if it is news of nothing."""
-        rows = self._connection.execute(
-            f"SELECT seq, state, error, body, {_IS_SUPERSEDED} FROM outbox"  # noqa: S608 - a constant
-            " WHERE endpoint = ? AND contract = ? AND instr(body, CAST(? AS BLOB)) > 0 ORDER BY seq DESC",
-            (endpoint, contract, json.dumps(group, ensure_ascii=False)),
+        """Send nothing of a group whose end was just written if its endpoint knows nothing of it since the last end."""
+        of_group = {"endpoint": endpoint, "contract": contract, "group": group}
+        where = (
+            " WHERE endpoint = :endpoint AND contract = :contract AND group_key = :group AND seq > (SELECT"
+            " coalesce(max(seq), 0) FROM outbox WHERE endpoint = :endpoint AND contract = :contract"
+            " AND group_key = :group AND ends AND state = 'delivered')"
         )
-        unknown: list[int] = []
-        for seq, state, error, body, superseded in rows:
-            if state == DeliveryState.DELIVERED and _about(body)[1] == "resolved":
-                break
-            if state == DeliveryState.DELIVERED or error.endswith(MAY_HAVE_ARRIVED):
-                return
-            unknown += [seq] * (not superseded)
-        if len(unknown) > 1:
-            self._connection.executemany(
-                "UPDATE outbox SET state = 'parked',"
-                " error = ? || CASE error WHEN '' THEN '' ELSE '; last: ' || error END WHERE seq = ?",
-                [(_SUPERSEDED, seq) for seq in unknown],
-            )
-            self._trim(DeliveryState.PARKED)
+        count, known = self._connection.execute(
+            f"SELECT count(*), max(state = 'delivered' OR arrived) FROM outbox{where}",  # noqa: S608 - a constant
+            of_group,
+        ).fetchone()
+        if count > 1 and not known:
+            self._connection.execute(f"UPDATE outbox SET state = 'superseded'{where}", of_group)  # noqa: S608
+            self._trim(DeliveryState.SUPERSEDED)
 
     def revive(self, endpoints: Iterable[str], now: float) -> None:
         """Let what was given up wait again, if it has not expired and nothing later says more or that it is over."""
         with unit_of_work(self._connection):
-            for endpoint in endpoints:
-                known = set[tuple[str, str]]()
-                for seq, contract, state, body, given_up in self._connection.execute(
-                    f"SELECT seq, contract, state, body, {_IS_GIVEN_UP} FROM outbox"  # noqa: S608 - a constant
-                    " WHERE endpoint = ? AND created > ? ORDER BY seq DESC",
-                    (endpoint, now - self._expire_after),
-                ).fetchall():
-                    group, status = _about(body)
-                    if given_up and (contract, group) not in known:
-                        self._connection.execute(
-                            "UPDATE outbox SET state = 'waiting', tried = ?, pause = 0 WHERE seq = ?", (now, seq)
-                        )
-                    if state == DeliveryState.DELIVERED or status == "resolved":
-                        known.add((contract, group))
+            self._connection.executemany(
+                "UPDATE outbox SET state = 'waiting', tried = :now, pause = 0"
+                " WHERE state = 'parked' AND endpoint = :endpoint AND created > :oldest AND NOT EXISTS (SELECT 1"
+                " FROM outbox later WHERE later.endpoint = outbox.endpoint AND later.contract = outbox.contract"
+                " AND later.group_key = outbox.group_key AND later.seq > outbox.seq"
+                " AND (later.state = 'delivered' OR later.ends))",
+                [{"now": now, "endpoint": endpoint, "oldest": now - self._expire_after} for endpoint in endpoints],
+            )
 
     def due(self, now: float) -> tuple[WebhookMessage, ...]:
         """The oldest waiting message of every lane that may be tried now; of a clock that was set back, early."""
@@ -197,34 +190,39 @@ class Outbox:
         held = {endpoint for endpoint, (since, seconds) in self._held.items() if since <= now < since + seconds}
         return tuple(message for message in map(_message, rows) if message.endpoint not in held | self._disabled.keys())
 
+    def begin(self, message_id: str) -> None:
+        """Note that an attempt is made: whatever becomes of this process, the message may have been accepted."""
+        with unit_of_work(self._connection):
+            self._connection.execute("UPDATE outbox SET arrived = 1 WHERE id = ?", (message_id,))
+
     def answered(
-        self, message_id: str, now: float, status: int | None, error: str = "", retry_after: float | None = None
+        self,
+        message_id: str,
+        now: float,
+        status: int | None,
+        error: str = "",
+        retry_after: float | None = None,
+        *,
+        arrived: bool = False,
     ) -> DeliveryState:
         """Note what an attempt came to, with no status where nothing answered; return the message's state.
 
-        One that expired while the attempt was under way stays parked; so does one that was superseded, unless it
-        arrived: its end waits again then. `error` must hold no secret.
+        `arrived` says whether this attempt or an earlier one may have been accepted all the same. One that expired
+        while the attempt was under way stays parked. `error` must hold no secret.
         """
         state = _state_after(status)
         asked = min(max(0.0, retry_after or 0.0), self._cap)
         with unit_of_work(self._connection):
-            row = self._connection.execute(
-                f"SELECT endpoint, attempts, error, {_IS_SUPERSEDED} FROM outbox"  # noqa: S608 - a constant
-                f" WHERE id = ? AND (state = 'waiting' OR {_IS_SUPERSEDED})",
-                (message_id,),
+            endpoint, attempts, before = self._connection.execute(
+                "SELECT endpoint, attempts, state FROM outbox WHERE id = ?", (message_id,)
             ).fetchone()
-            arrived = state is DeliveryState.DELIVERED or error.endswith(MAY_HAVE_ARRIVED)
-            if row is None or (row[3] and not arrived):
-                return DeliveryState.PARKED
-            endpoint, attempts, before, superseded = row
-            if superseded:
-                self._tell_end(message_id)
-            elif before.endswith(MAY_HAVE_ARRIVED) and not arrived:
-                error += MAY_HAVE_ARRIVED
+            if before != DeliveryState.WAITING:
+                return DeliveryState(before)
             pause = max(asked, self._rng.uniform(0.0, min(self._cap, self._base * 2.0 ** min(attempts, 64))))
             self._connection.execute(
-                "UPDATE outbox SET state = ?, attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
-                (state.value, now, pause, error, message_id),
+                "UPDATE outbox SET state = ?, attempts = attempts + 1, tried = ?, pause = ?, error = ?, arrived = ?"
+                " WHERE id = ?",
+                (state.value, now, pause, error, arrived, message_id),
             )
             if state is not DeliveryState.WAITING:
                 self._trim(state)
@@ -233,16 +231,6 @@ class Outbox:
         elif status in _THROTTLED_STATUSES:
             self._held[endpoint] = now, asked
         return state
-
-    def _tell_end(self, message_id: str) -> None:
-        """Let the end of a superseded message's group wait again."""
-        key = "json_extract(CAST({}.body AS TEXT), '$.groupKey')"
-        self._connection.execute(
-            "UPDATE outbox SET state = 'waiting', error = '' WHERE seq = (SELECT max(later.seq)"  # noqa: S608 - constants
-            " FROM outbox own JOIN outbox later USING (endpoint, contract) WHERE own.id = ? AND later.seq > own.seq"
-            f" AND later.error LIKE 'superseded: %' AND {key.format('later')} = {key.format('own')})",
-            (message_id,),
-        )
 
     def any_expired(self, now: float) -> bool:
         """Return True if a message has waited too long."""
@@ -278,11 +266,11 @@ class Outbox:
     def status(self) -> tuple[EndpointStatus, ...]:
         """Return the delivery status of every endpoint that ever had a message, by name."""
         rows = self._connection.execute(
-            f"SELECT o.endpoint, sum(o.state = 'waiting'), sum({_IS_GIVEN_UP}),"  # noqa: S608 - constants
+            "SELECT o.endpoint, sum(o.state = 'waiting'), sum(o.state = 'parked'),"
             " min(CASE WHEN o.state = 'waiting' THEN o.created END),"
             " coalesce((SELECT error FROM outbox w WHERE w.endpoint = o.endpoint AND w.state = 'waiting'"
             " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), ''),"
-            f" max(CASE WHEN {_IS_GIVEN_UP} THEN o.created END)"
+            " max(CASE WHEN o.state = 'parked' THEN o.created END)"
             " FROM outbox o GROUP BY o.endpoint ORDER BY o.endpoint"
         )
         return tuple(EndpointStatus(*row, *self._disabled.get(row[0], ("", None))) for row in rows)
@@ -290,9 +278,9 @@ class Outbox:
     def undelivered(self, contract: str, incident: str) -> dict[str, tuple[float, str]]:
         """Return the messages about an incident that endpoints have not accepted: the oldest's time, and a sentence."""
         rows = self._connection.execute(
-            f"SELECT endpoint, min(created), sum(state = 'waiting'), sum({_IS_GIVEN_UP}),"  # noqa: S608 - constants
-            f" min(CASE WHEN state = 'waiting' THEN created END), sum({_IS_SUPERSEDED})"
-            " FROM outbox WHERE state IN ('waiting', 'parked') AND contract = ? AND instr(body, CAST(? AS BLOB)) > 0"
+            "SELECT endpoint, min(created), sum(state = 'waiting'), sum(state = 'parked'),"
+            " min(CASE WHEN state = 'waiting' THEN created END), sum(state = 'superseded')"
+            " FROM outbox WHERE state <> 'delivered' AND contract = ? AND instr(body, CAST(? AS BLOB)) > 0"
             " GROUP BY endpoint ORDER BY endpoint",
             (contract, f'"{incident}"'),
         )
@@ -322,14 +310,8 @@ class Outbox:
         )
 
 
-def _message(row: tuple[str, str, str, bytes, int, str, str]) -> WebhookMessage:
-    return WebhookMessage(*row[:-1], DeliveryState(row[-1]))
-
-
-def _about(body: bytes) -> tuple[str, str]:
-    """Return a body's `groupKey` and `status`."""
-    found = json.loads(body)
-    return str(found.get("groupKey", "")), str(found.get("status", ""))
+def _message(row: tuple[str, str, str, bytes, int, str, int, str]) -> WebhookMessage:
+    return WebhookMessage(*row[:-2], bool(row[-2]), DeliveryState(row[-1]))
 
 
 def _state_after(status: int | None) -> DeliveryState:

@@ -104,7 +104,7 @@ def test_attempt_that_gets_no_answer_times_out(outbox, receiver, caplog):
     with caplog.at_level(logging.WARNING):
         dispatched(outbox, endpoints(receiver, "hang"), timeout=0.05)
     (message,) = outbox.messages(DeliveryState.WAITING)
-    assert (message.attempts, message.error) == (1, "no answer within 0.05 s; it may have been accepted")
+    assert (message.attempts, message.error, message.arrived) == (1, "no answer within 0.05 s", True)
     assert "no answer" in caplog.text
     assert SECRET not in caplog.text
 
@@ -137,9 +137,8 @@ def test_locked_database_is_survived(outbox, connection, receiver, caplog):
         def __init__(self):
             self.broken = ["SELECT min(created)", "UPDATE outbox SET state"]
 
-        @property
-        def in_transaction(self):
-            return connection.in_transaction
+        def __getattr__(self, name):
+            return getattr(connection, name)
 
         def execute(self, statement, *args):
             for start in self.broken:
@@ -163,6 +162,23 @@ def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
         outbox.answered(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, 410, "HTTP 410")
     Dispatcher(outbox, known).configure(known | {"pager": replace(known["pager"], authorization="Bearer new")})
     assert [status.endpoint for status in outbox.status() if status.disabled] == ["chat"]
+
+
+def test_an_attempt_is_noted_before_it_is_made(outbox, receiver):
+    first, made = outbox.enqueue("pager", "policy-7b", b"{}", AT), []
+    outbox.begin = lambda message: made.append((message, len(receiver.requests)))
+    dispatched(outbox, endpoints(receiver, "pager"))
+    assert (made, len(receiver.requests)) == ([(first, 0)], 1)
+
+
+def test_a_message_that_may_have_been_accepted_once_stays_one(outbox, receiver):
+    """The process was killed during an attempt, and the endpoint refuses connections since."""
+    first = outbox.enqueue("pager", "policy-7b", b"{}", AT)
+    outbox.begin(first)
+    gone = {"pager": replace(endpoints(receiver, "pager")["pager"], url="http://127.0.0.1:9/pager")}
+    dispatched(outbox, gone)
+    (message,) = outbox.messages()
+    assert (message.attempts, message.error.partition(":")[0], message.arrived) == (1, "ConnectError", True)
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -1,9 +1,14 @@
+import json
 import re
 
 import pytest
 
+from kc_otel.cli.serve_command import serve
 from kc_otel.client.webhooks import Secret, new_secret
+from kc_otel.handbook import generated_pages
+from kc_otel.serve.webhooks import endpoints as module
 from kc_otel.serve.webhooks.endpoints import (
+    FORMATS,
     EndpointFiles,
     Format,
     WebhookEndpoint,
@@ -54,10 +59,7 @@ def test_everything_that_is_missing_is_named_at_once(tmp_path):
 def test_secrets_and_urls_are_never_shown():
     secret = new_secret()
     endpoint = WebhookEndpoint("pager", "https://hooks.example/T0KEN", (Secret.parse(secret),))
-    assert (
-        repr(endpoint)
-        == "WebhookEndpoint(name='pager', format=<Format.KERNEL_CONTRACT: 'kernel-contract'>, allow_private=False)"
-    )
+    assert repr(endpoint) == "WebhookEndpoint(name='pager', format='kernel-contract', allow_private=False)"
     with pytest.raises(WebhookEndpointError) as error:
         endpoints_from_env(
             ["pager"], {"KC_OTEL_WEBHOOK_PAGER_URL": "https://h", "KC_OTEL_WEBHOOK_PAGER_SECRET": "dG9vLXNob3J0"}
@@ -80,7 +82,7 @@ def _of(**variables):
 
 def test_each_format_takes_the_credentials_that_it_has():
     assert _of(FORMAT="pagerduty", SECRET="R" * 32).key == "R" * 32
-    assert _of(FORMAT="Slack").format is Format.SLACK
+    assert _of(FORMAT="Slack").format == "slack"
     assert _of(FORMAT="slack", ALLOW_PRIVATE="1").allow_private
     assert _of(FORMAT="slack", AUTHORIZATION="Bearer abc").authorization == "Bearer abc"
 
@@ -98,6 +100,25 @@ def test_each_format_takes_the_credentials_that_it_has():
 def test_a_format_without_what_it_needs_is_refused(variables, said):
     with pytest.raises(WebhookEndpointError, match=re.escape(said)):
         _of(**variables)
+
+
+def test_a_format_is_declared_in_one_line(monkeypatch):
+    monkeypatch.setitem(FORMATS, "teams", Format(lambda body, key: {"text": body["status"], "key": key}, "webhook key"))
+    with pytest.raises(WebhookEndpointError, match="SECRET_FILE to its webhook key"):
+        _of(FORMAT="teams")
+    with pytest.raises(WebhookEndpointError, match="not one of kernel-contract, pagerduty, slack, teams"):
+        _of(FORMAT="discord")
+    _, message = _of(FORMAT="teams", SECRET="k").request(b'{"status": "firing"}', "msg_1", 0.0)
+    assert json.loads(message) == {"text": "firing", "key": "k"}
+
+
+def test_help_and_handbook_list_the_formats():
+    *names, last = FORMATS
+    page = (generated_pages.FOLDER / "run" / "webhooks.md").read_text()
+    assert f"({', '.join(names)} or {last})" in (serve.__doc__ or "")
+    listed = f"`{names[0]}` (default), {', '.join(f'`{name}`' for name in names[1:])} or `{last}`"
+    assert f"| `KC_OTEL_WEBHOOK_PAGER_FORMAT` | {listed} |" in page
+    assert listed.replace("`", "") in (module.__doc__ or "")
 
 
 def test_a_secret_that_changes_in_its_file_is_read_again(tmp_path, caplog):
