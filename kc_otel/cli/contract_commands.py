@@ -222,7 +222,7 @@ def shut_gates(contract: Contract) -> Iterator[LintFinding]:
 
 def plan(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")],
-    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens that are generated.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
     share: Annotated[
         list[str] | None, typer.Option(metavar="SLICE=PART", help="Part of them on a slice: code=0.3; repeatable.")
     ] = None,
