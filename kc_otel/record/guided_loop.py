@@ -28,7 +28,8 @@ from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.arrays import as_bool, floats, is_tensor, on_host
 from kc_otel.record.measure.checks import check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio, renormalised
-from kc_otel.record.slice_table import Attributes, as_version, each_row, own_attributes, split
+from kc_otel.record.slice_table import Attributes, each_row, own_attributes
+from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import laid_out
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.operator_drift import observed
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.slice_table import BatchVersions, Parts, Places, SliceTable, batch_versions, each_row, parts_by_lag
+from kc_otel.record.slice_table import Places, SliceTable, each_row
 from kc_otel.record.telemetry.accumulate import Accumulator, Batch
 from kc_otel.record.telemetry.prompt_means import Rollouts
 from kc_otel.record.telemetry.recorder_points import (
@@ -49,6 +49,7 @@ from kc_otel.record.telemetry.recorder_points import (
     kernel_info,
     train_step,
 )
+from kc_otel.record.weight_versions import BatchVersions, Parts, batch_versions, parts_by_lag
 from kc_otel.record.work import QueuedBatch, Rows, Weights, Work, laid_out, measuring, per_sequence
 from kc_otel.record.worker import BoundedWorker
 

@@ -35,9 +35,10 @@ from kc_otel.record.measure.arrays import is_tensor
 from kc_otel.record.measurer import Measurer
 from kc_otel.record.pairing import PairingBuffer
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.slice_table import Attributes, SliceTable, as_version, split
+from kc_otel.record.slice_table import Attributes, SliceTable
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.recorder_points import Counters, RecorderStats
+from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import Kind, Processing, QueuedBatch, Role, TokenWeights, Tree, Weights
 from kc_otel.record.worker import PerProcess
 

@@ -20,7 +20,7 @@ from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.checks import LOOK, TOO_SURE, check_block, more_than_all, penalised, swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
-from kc_otel.record.slice_table import as_version
+from kc_otel.record.weight_versions import as_version
 from kc_otel.recordings.read_table import (
     ALIASES,
     ATTRIBUTES,

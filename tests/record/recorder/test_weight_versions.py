@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.record.slice_table import as_version, batch_versions
+from kc_otel.record.weight_versions import as_version, batch_versions
 
 BOTH_AGES = np.array([[4] * 6 + [5] * 4, [5] * 10, [3] * 10])
 """The first sequence straddles an update; the trainer is at step 5."""

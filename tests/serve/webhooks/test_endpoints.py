@@ -90,7 +90,7 @@ def test_each_format_takes_the_credentials_that_it_has():
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"FORMAT": "teams"}, "'teams' is not one of kernel-contract, pagerduty, slack"),
+        ({"FORMAT": "telex"}, "'telex' is not one of kernel-contract, pagerduty, slack"),
         ({"FORMAT": "pagerduty"}, "set KC_OTEL_WEBHOOK_PAGER_SECRET or KC_OTEL_WEBHOOK_PAGER_SECRET_FILE to its"),
         ({"FORMAT": "slack", "SECRET": "x"}, "slack messages are not signed; leave it out"),
         ({"FORMAT": "slack", "ALLOW_PRIVATE": "maybe"}, "'maybe' says nothing; write 1"),
