@@ -247,14 +247,12 @@ def plan(
         seconds_to_pass(loaded, cell, measured * shares[cell.slice]) if measured and cell.slice in shares else None
         for cell in needed
     ]
+    header, rows = ["clause", "slice", "observations"], [[of.clause, of.slice, _observations(of)] for of in needed]
+    if measured:
+        header.append("time, of all windows")
+        rows = [[*row, _time(seconds)] for row, seconds in zip(rows, times, strict=True)]
     typer.echo("at best, with identical kernels, in each window:")
-    _print_rows(
-        ("clause", "slice", "observations", *["time, of all windows"] * bool(measured)),
-        (
-            (cell.clause, cell.slice, _observations(cell), *[_time(seconds)] * bool(measured))
-            for cell, seconds in zip(needed, times, strict=True)
-        ),
-    )
+    _print_rows(header, map(tuple, rows))
     typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
     _print_rows(
         ("clause", "slice", "PASS at half the limit", "at 80 %", "FAIL at twice", ""),

@@ -1,4 +1,4 @@
-"""Numbers of observations: the fewest for a PASS, and the typical ones until an early stop.
+"""Numbers of observations: the fewest for a PASS, with their time, and the typical ones until an early stop.
 
 Nothing is simulated: the evaluator's bounds are asked about samples. The fewest for a PASS are those of two identical
 kernels; real ones need more. A typical sample varies as much as it is large (an exponential law: a coefficient of
