@@ -111,7 +111,7 @@ class Outbox:
 
     Enqueue inside the transaction of what caused the message. The rest are transactions of their own, or
     parts of a turn. `cap` is the longest pause of all, and the longest `Retry-After` that is believed, seconds; of
-    delivered and parked messages, `keep` of each are kept for people to look at.
+    messages that do not wait, `keep` in each state are kept for people to look at.
     """
 
     def __init__(
@@ -208,14 +208,15 @@ class Outbox:
         """Note what an attempt came to, with no status where nothing answered; return the message's state.
 
         `arrived` says whether this attempt or an earlier one may have been accepted all the same. One that expired
-        while the attempt was under way stays parked. `error` must hold no secret.
+        while the attempt was under way stays parked, also where it is not kept any more. `error` must hold no secret.
         """
         state = _state_after(status)
         asked = min(max(0.0, retry_after or 0.0), self._cap)
         with unit_of_work(self._connection):
-            endpoint, attempts, before = self._connection.execute(
+            row = self._connection.execute(
                 "SELECT endpoint, attempts, state FROM outbox WHERE id = ?", (message_id,)
             ).fetchone()
+            endpoint, attempts, before = row or ("", 0, DeliveryState.PARKED)
             if before != DeliveryState.WAITING:
                 return DeliveryState(before)
             pause = max(asked, self._rng.uniform(0.0, min(self._cap, self._base * 2.0 ** min(attempts, 64))))

@@ -44,6 +44,14 @@ def test_pause_is_random_and_bounded(seed, failures):
     connection.close()
 
 
+def test_a_message_that_expired_during_its_attempt_is_parked_even_where_it_is_not_kept(connection):
+    outbox = Outbox(connection, keep=1)
+    first, last = (outbox.enqueue("pager", "a", b"", 0) for _ in range(2))
+    outbox.expire(86_400)
+    assert [message.id for message in outbox.messages()] == [last]
+    assert outbox.answered(first, 86_401.0, 500, "HTTP 500") is DeliveryState.PARKED
+
+
 def test_jitter_spreads_retries(connection):
     outbox = Outbox(connection, base=100.0, cap=100.0, rng=random.Random(7))
     ids = [outbox.enqueue("pager", str(number), b"", 0) for number in range(100)]
