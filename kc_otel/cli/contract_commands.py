@@ -16,12 +16,12 @@ from kc_otel.cli.terminal import PrintJson, pairs, refuse, show, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import LintFinding, problem_lines
-from kc_otel.contract.field_errors import json_schema
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
 from kc_otel.contract.measuring_paths import MeasuringPath, left_open
 from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
+from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
@@ -222,7 +222,7 @@ def shut_gates(contract: Contract) -> Iterator[LintFinding]:
 
 def plan(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")],
-    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens that are generated.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
     share: Annotated[
         list[str] | None, typer.Option(metavar="SLICE=PART", help="Part of them on a slice: code=0.3; repeatable.")
     ] = None,

@@ -18,7 +18,7 @@ A receiver with Starlette (FastAPI's `Request` is the same):
     app = Starlette(routes=[Route("/alerts", alerts, methods=["POST"])])
 
 Answer 2xx to accept a message and 410 to receive no more. After 400, 413, 415 or 422 this message is sent again only
-once the endpoint's credentials have changed or the evaluator has restarted. After any other answer, or none, it is
+once the endpoint's credentials have changed or the evaluator has restarted; after any other answer, or none, it is
 repeated with longer and longer pauses. A message can arrive twice, with the same `webhook-id`.
 
 `body["alerts"]` is what Alertmanager would send; `body["kernelContract"]` holds the contract and, in `cells`, the

@@ -113,7 +113,10 @@ class Located:
             )
             if names
         ]
-        return f"{'; '.join(said)}; give {least} or more that do, such as longer ones" if said else ""
+        remedy = f"give {least} or more that do, such as longer ones"
+        if self.unreached:
+            remedy += "; operators whose weights alone a function is given, without a call of theirs, are not compared"
+        return f"{'; '.join(said)}; {remedy}" if said else ""
 
     @property
     def first(self) -> Divergence | None:

@@ -112,7 +112,8 @@ class SilentPairs:
         if pair not in self._known:
             heard = self._state.heard.get(pair) or Heard(self._listening.since)
             quiet = self._listening.silence(heard.last, self.now)
-            patience = heard.patience(self._state.contract.observability.heartbeat)
+            ended = self._state.has_ended(pair)
+            patience = heard.patience(self._state.contract.observability.heartbeat, ended=ended)
             self._known[pair] = None if quiet <= patience else quiet
         return self._known[pair]
 

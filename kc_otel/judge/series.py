@@ -338,12 +338,12 @@ class Heard:
         if self.gaps and now == self.last:
             self.gaps = [*self.gaps[:-1], -abs(self.gaps[-1])]
 
-    def patience(self, heartbeat: float) -> float:
+    def patience(self, heartbeat: float, *, ended: bool = False) -> float:
         """Seconds of silence that mean something: the heartbeat, from when the next report was due.
 
         That is the second largest of the latest gaps after the last; the largest may have been an outage.
         """
-        gaps = sorted(gap for gap in self.gaps if gap > 0.0)
+        gaps = sorted(abs(gap) for gap in self.gaps if ended or gap > 0.0)
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
 
 

@@ -50,7 +50,7 @@ _MAX_MARGIN_RAISES: Final = 11
 _MIN_ESTIMATE_IN_LIMITS: Final = 0.05
 """In limits: a smaller value is decided no sooner."""
 _MIN_LIMIT: Final = 1e-6
-"""A pair that is the same to the last bit keeps any limit; below this one rounding alone is a breach."""
+"""Rounding alone exceeds a smaller limit, which a long baseline of nearly equal sides would give."""
 _LAG_CLAUSE: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
 _REWARD_DRIFT: Final = Clause(id=BUDGET, metric="reward_drift", limit=1)
 _REWARD_PATHS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.VERL})

@@ -280,7 +280,7 @@ class Promotions:
                 assert back is not None
                 self._save(known[key])
                 said += self._moved(known, contract, other, back, evaluation, now)
-        if move.kind is MoveKind.REPLACE or move.after.stage is not Stage.FULL:
+        if not known[contract.name, before.version].full:
             return said
         for key, other in sorted(known.items()):
             if key[0] == contract.name and other.full and other.version != before.version:

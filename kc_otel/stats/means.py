@@ -135,12 +135,13 @@ def mean_intervals(
     if scale < 0.0:
         lower, upper, below, above = upper, lower, above, below
         low, high, floor, ceiling = high, low, ceiling, floor
-    low, high, floor, ceiling = (scale * end for end in (low, high, floor, ceiling))
+    # Adding 0 makes no -0 of what is 0.
+    low, high, floor, ceiling = (scale * end + 0.0 for end in (low, high, floor, ceiling))
     middle = (known.least + known.most) / 2.0
     return IntervalRows(
-        scale * (middle if cut else np.where(np.isfinite(rows.sum), rows.sum / rows.total, middle)),
-        scale * lower,
-        scale * upper,
+        scale * (middle if cut else np.where(np.isfinite(rows.sum), rows.sum / rows.total, middle)) + 0.0,
+        scale * lower + 0.0,
+        scale * upper + 0.0,
         rows.total,
         METHOD[anytime],
         [

@@ -5,10 +5,10 @@ import pytest
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.diff import diff
-from kc_otel.contract.field_errors import json_schema
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.lint import lint
 from kc_otel.contract.registry.clause_metrics import OPERATORS, Unit
+from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import limitation
 
 

@@ -3,7 +3,7 @@
 import jsonschema
 import pytest
 
-from kc_otel.contract.field_errors import json_schema
+from kc_otel.contract.schema import json_schema
 from kc_otel.contract.yaml_document import parse
 
 _VALIDATOR = jsonschema.Draft202012Validator(json_schema())

@@ -7,8 +7,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kc_otel.contract.field_errors import json_schema
 from kc_otel.contract.load import load, load_all
+from kc_otel.contract.schema import json_schema
 from kc_otel.contract.yaml_document import parse
 
 _CONTRACTS = sorted((Path(__file__).parents[2] / "contracts").glob("*.yaml"))

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
@@ -27,6 +28,7 @@ from kc_otel.integrations.vllm.delivery import (
     kept_of,
     processing_of,
     request_of,
+    traceparent_of,
     weights_of,
 )
 from kc_otel.integrations.vllm.engines import EngineCapture, Engines, RequestCapture, kernel_of, logprobs_mode_of
@@ -405,6 +407,17 @@ def test_warnings_are_in_vllms_log(tmp_path, loggers):
     assert len(loggers) == 1
 
 
+def test_the_root_loggers_handlers_get_what_an_operator_must_know(loggers):
+    """A dependency of vLLM configures the root logger, at a level at which warnings would vanish."""
+    seen, handler = [], logging.Handler()
+    handler.emit = seen.append
+    logging.getLogger().handlers = [handler]
+    log_with_vllm()
+    logging.getLogger("kc_otel.integrations").info("recording")
+    assert [record.getMessage() for record in seen] == ["recording"]
+    assert not loggers
+
+
 @pytest.mark.parametrize("name", [None, "kc_otel"])
 def test_a_program_with_handlers_of_its_own_keeps_them(name, loggers):
     """Whoever has configured logging gets each line there and not a second time in vLLM's log."""
@@ -413,3 +426,8 @@ def test_a_program_with_handlers_of_its_own_keeps_them(name, loggers):
     log_with_vllm()
     logging.getLogger("kc_otel.integrations").warning("theirs")
     assert not loggers
+
+
+def test_a_current_span_without_an_id_hides_no_senders_traceparent():
+    current = trace.set_span_in_context(trace.NonRecordingSpan(trace.SpanContext(0, 0, is_remote=True)))
+    assert traceparent_of(current, {"traceparent": "00-aa-bb-01"}) == "00-aa-bb-01"

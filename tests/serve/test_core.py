@@ -161,6 +161,25 @@ def test_what_a_person_has_to_end_returns_with_its_contract(make_core, open_file
     ]
 
 
+def test_a_pin_and_a_silence_that_ended_while_their_contract_was_not_served_do_not_return(
+    make_core, open_file, tmp_path, contract
+):
+    path, now = tmp_path / "state.sqlite", time.time()
+    connection = open_file(path)
+    core = make_core(connection, now)
+    people_orders.pin(core, "policy", "code", "train-kernel", now + 60.0, "ada", "it breaks", now)
+    people_orders.silence(core, "policy", None, "code", now + 60.0, "ada", "known", now)
+    connection.close()
+    other = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"name": "other"})})
+    connection = open_file(path)
+    Core([other], connection, external_url="", now=now)
+    connection.close()
+    again = make_core(open_file(path), now + 90.0)
+    assert (again.decisions.pins, again.people.silences) == ((), ())
+    said = [event.message for event in again.events.newest("policy", 100) if event.kind == "served"]
+    assert [message for message in said if "in force again" in message] == []
+
+
 def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(make_core, open_file, drift, tmp_path, contract):
     """Its alerts resolve and its routes go when the evaluator starts without it."""
     path = tmp_path / "state.sqlite"

@@ -217,6 +217,16 @@ def test_the_version_before_one_that_is_rolled_back_is_full_again(driven):
     assert [promoted.version for promoted in driven.core.decisions.promoted] == ["v1"]
 
 
+def test_the_end_of_a_hold_on_a_replaced_version_replaces_nothing(driven):
+    told = driven.core.promotions
+    told.tell("policy", "v1", "start", "ada", "", 0.0, start=True)
+    told.tell("policy", "v1", "hold", "ada", "a look", 1.0)
+    told.tell("policy", "v1", "force", "ada", "it is right", 2.0, stage=Stage.FULL)
+    told.tell("policy", "v2", "force", "ada", "the next one", 3.0, stage=Stage.FULL, start=True)
+    told.tell("policy", "v1", "resume", "ada", "tidy", 4.0)
+    assert [(entry.version, entry.full) for entry in told.all("policy")] == [("v2", True), ("v1", False)]
+
+
 def test_an_order_about_a_name_that_no_kernel_has_changes_nothing(driven):
     """Neither the serving version loses its place to a typo, nor does it count as rolled back or held."""
     told = driven.core.promotions

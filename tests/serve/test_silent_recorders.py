@@ -427,6 +427,19 @@ def test_a_recorder_that_dies_after_runs_with_pauses_is_told_as_soon_as_any(make
     assert (verdict.status, len(fleet.states("no-data"))) == (Status.NO_DATA, 1)
 
 
+def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fleet):
+    """An import every four minutes, each a process of its own that shuts down."""
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
+    silences = []
+    for job in range(6):
+        fleet.senders["broken"] = Sender(instance=f"import-{job}", start=fleet.now - 1.0)
+        fleet.run(20, broken=0.001)
+        fleet.core.metrics(info_request(fleet.now, 0, f"import-{job}"), fleet.now)
+        fleet.run(220)
+        silences += [len(fleet.states("no-data"))]
+    assert silences == [1, 1, 0, 0, 0, 0]
+
+
 def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_fleet):
     """By status, the page and a metric, with its name; not once it reports again, and not where all are silent."""
     fleet = make_fleet()

@@ -221,3 +221,9 @@ def test_the_note_on_a_scaled_mean_is_in_its_unit(value, low, scale, note):
     """A cap from above is one from below after a change of sign."""
     sample = Binned.of_samples(np.full(9, value))
     assert capped_mean_interval(sample, low=low, high=math.inf, cap=5.0, **LEVELS, scale=scale).note.endswith(note)
+
+
+def test_a_mean_of_0_is_0_of_either_scale():
+    sample = Binned.of_samples(np.zeros(9))
+    found = capped_mean_interval(sample, low=0.0, high=math.inf, cap=1.0, **LEVELS, scale=-1.0)
+    assert [f"{end:g}" for end in (found.estimate, found.upper)] == ["0", "0"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
-from opentelemetry import baggage
+from opentelemetry import baggage, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kc_otel.contract.slices import Scalar
@@ -265,6 +265,6 @@ def baggage_of(current: Any, headers: Mapping[str, str]) -> dict[str, str]:
 def traceparent_of(current: Any, headers: Mapping[str, str]) -> str:
     """The span that was current, else what the sender said."""
     carrier = {"traceparent": headers.get("traceparent", "")}
-    if current is not None:
+    if current is not None and trace.get_current_span(current).get_span_context().is_valid:
         TraceContextTextMapPropagator().inject(carrier, current)
     return carrier["traceparent"]

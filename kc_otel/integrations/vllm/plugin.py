@@ -88,7 +88,15 @@ WORKER_METHODS: Final = {WORKER_METHOD: described, WEIGHTS_METHOD: worker_digest
 
 
 def log_with_vllm() -> None:
-    """Have the records of `kc_otel` go where vLLM's go, at its level, unless the program has handlers of its own."""
-    if not (_log.handlers or logging.getLogger().handlers):
+    """Have the records of `kc_otel` go where vLLM's go, at its level, unless the program has handlers of its own.
+
+    The root logger's handlers get them from INFO on, whatever level a dependency of vLLM gave that logger.
+    """
+    if _log.handlers:
+        return
+    level = _log.level
+    if logging.getLogger().handlers:
+        level = level or logging.INFO
+    else:
         _log.parent = logging.getLogger("vllm")
-        _log.setLevel(_log.level)  # forgets which levels were enabled before
+    _log.setLevel(level)  # forgets which levels were enabled before, too

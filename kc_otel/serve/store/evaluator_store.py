@@ -86,8 +86,9 @@ class EvaluatorStore:
         if version != str(SCHEMA_VERSION):
             msg = (
                 f"the evaluator's state has schema version {version}, this program reads {SCHEMA_VERSION}; use the "
-                "program that wrote it, or move the state file away and start again: senders of cumulative histograms "
-                "fill the windows anew within one export"
+                "program that wrote it, or move the state file away and start again. First note the routes, pins and "
+                "promotions that `kc-otel status` shows with that program, and give them again after the start: a "
+                "kernel that requests are kept away from is not measured, so nothing else keeps them away again"
             )
             raise StateError(msg)
 
