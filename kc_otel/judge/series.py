@@ -20,9 +20,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.stats import Binned
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns, merged
-
-Numbers = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from kc_otel.stats.interval import Floats, Numbers
 
 SHORT: Final = 0
 LONG: Final = 1
@@ -390,11 +388,11 @@ class SeriesTable:
         """Metrics that have series."""
         return set(self._by_metric)
 
-    def keys(self, numbers: NDArray[np.int64]) -> list[SeriesKey | None]:
+    def keys(self, numbers: Numbers) -> list[SeriesKey | None]:
         """The series with these numbers; None for one that is gone."""
         return [self._keys[number] for number in numbers.tolist()]
 
-    def living(self, numbers: NDArray[np.int64]) -> list[SeriesKey]:
+    def living(self, numbers: Numbers) -> list[SeriesKey]:
         """The series with these numbers, without those that are gone."""
         return [key for key in self.keys(numbers) if key is not None]
 

@@ -46,9 +46,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from kc_otel.stats.interval import Floats
 
 BETS: Final[Floats] = np.geomspace(1e-4, 0.9, 16)
 """Bets lam, in units of 1/m [bets], that are averaged, which costs at most a factor 16 of evidence.

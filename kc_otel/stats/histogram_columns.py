@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.stats.histogram import EXPLICIT, MAX_BUCKETS, Buckets, Histogram
-
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
+from kc_otel.stats.interval import Floats, Numbers
 
 _COUNT_DTYPES: Final = (np.uint8, np.uint16, np.uint32, np.int64)
 

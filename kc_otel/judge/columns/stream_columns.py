@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from kc_otel.judge.columns.stream_rows import (
     CLOSED,
@@ -45,6 +44,7 @@ from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import DRIFT_NAMES, MAX_COUNT, OTHER_NAMES, Point, digest_of, origin_of
 from kc_otel.judge.series import LONG, SHORT, Pair, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.interval import Numbers
 
 _MAX_SPELLINGS: Final = 65_536
 """Spellings of attributes that are known; processes that record the same share them."""
@@ -54,7 +54,6 @@ _BYTES_OF_A_POINT: Final = 100
 """Memory for a point there, besides its attributes."""
 _POINTS_PER_CHUNK: Final = 1024
 """Points that are folded at once; they may need a slot each."""
-Numbers = NDArray[np.int64]
 _SLOT_COUNT: Final = 4096
 _DRIFT_NAMES: Final = frozenset(name.encode() for name in DRIFT_NAMES)
 _EXPONENTIAL: Final = attrgetter("exponential")

@@ -24,12 +24,12 @@ from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, function
 from kc_otel.stats import Buckets, Histogram
 from kc_otel.stats.histogram import magnitude
 from kc_otel.stats.histogram_columns import SideColumns
+from kc_otel.stats.interval import Numbers
 
 if TYPE_CHECKING:
     from kc_otel.judge.contract_state import ContractState
 
 Array = NDArray[Any]
-Numbers = NDArray[np.int64]
 
 SIDE: Final = 160
 """Buckets of each sign that a value in a row may have: as many as OpenTelemetry's SDKs send."""
@@ -124,7 +124,7 @@ class Known:
         now: float,
         number: int,
         heard: NDArray[np.bool_],
-        gaps: NDArray[np.int64],
+        gaps: Numbers,
     ) -> int:
         """Take the plain ones of the points in `part`, from its first to before its last, which arrived at `now`.
 
@@ -140,7 +140,7 @@ class Known:
         return slots
 
 
-def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int) -> SideColumns:
+def used_parts(slots: Array, buckets: Array, which: Numbers, side: int) -> SideColumns:
     """Return the used buckets of some slots, of one sign (0 positive, 1 negative), from all slots' buckets of it."""
     size = which.size
     counts, found = np.empty(size * SPAN, np.int64), np.empty(2 * size + 1, np.int64)
@@ -150,7 +150,7 @@ def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int
     return SideColumns.packed(found[:size], found[size:-1], counts[:total], int(found[-1]))
 
 
-def counts_of(rows: Array, counts: Array, which: NDArray[np.int64]) -> NDArray[np.int64]:
+def counts_of(rows: Array, counts: Array, which: Numbers) -> Numbers:
     """Return the counts of some rows' buckets: positive and then negative ones, one row after the other."""
     known = _Known(rows.ctypes.data, counts.ctypes.data)
     found = np.empty(int(rows["positive_size"][which].sum() + rows["negative_size"][which].sum()), np.int64)
