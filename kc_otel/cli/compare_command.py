@@ -56,7 +56,7 @@ def compare(
     # Everything below needs NumPy; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415
     from kc_otel.offline.compare import by_attributes, comparison_data, verdict_line  # noqa: PLC0415
-    from kc_otel.offline.gate.copies import distinct  # noqa: PLC0415
+    from kc_otel.offline.gate.copies import distinct, repeats_notes  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
@@ -65,11 +65,12 @@ def compare(
             raise ValueError("--contract and --by exclude each other; give one of them")
         promise = load(contract) if contract is not None else None
         log = load_recording(recording, columns=columns_of(columns)).with_attributes(attributes_of(attribute or []))
-        log = distinct(log)
+        log = log if promise is None else distinct(log)
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
         judged = judge(promise, parts, time.time()) if promise is not None else None
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
     data = comparison_data(log, parts, judged, confidence=confidence, clip=width)
+    data["notes"] += repeats_notes(log) if promise is None else ()
     lines = [*_table_lines(data, shutil.get_terminal_size().columns), ""]
     if judged is not None:
         lines += ["Verdicts", *map(verdict_line, judged.verdicts), ""]

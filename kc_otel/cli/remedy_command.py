@@ -15,7 +15,6 @@ from kc_otel.contract.words import number, place, table_lines
 from kc_otel.judge.statistics import rounded
 from kc_otel.offline import remedy as replays
 from kc_otel.offline.corrections import TRAINERS, Trainer, line
-from kc_otel.offline.gate.copies import distinct
 from kc_otel.offline.remedy import CorrectionReplay, Remedy, RemedyBound, as_data
 from kc_otel.recordings.recording_files import load_recording
 
@@ -52,7 +51,7 @@ def remedy(
         wanted = tuple(known for known in TRAINERS if not trainer or known in trainer)
         promise = load(contract)
         cell = None if incident is None else failing_cell(url, promise, incident)
-        found = replays.remedy(distinct(load_recording(recording, columns=columns_of(columns))), promise, wanted)
+        found = replays.remedy(load_recording(recording, columns=columns_of(columns)), promise, wanted)
     show(remedy_lines(found), as_data(found), as_json=as_json)
     if cell is not None:
         text = remedy_sentence(found)
@@ -111,8 +110,7 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
 
 
 def _warnings(of: Remedy) -> Iterator[str]:
-    """Yield notes on the recording, limits that every correction exceeds, empty slices, what older weights sampled."""
-    yield from of.notes
+    """Yield limits that every correction exceeds, empty slices, what older weights sampled, notes on the recording."""
     if of.exceeded:
         cells = [(f"{verdict.cell.clause} on {place(verdict.cell.slice)}", verdict) for verdict in of.exceeded]
         clauses = "; ".join(f"{cell} {number(found.estimate)}, limit {number(found.limit)}" for cell, found in cells)
@@ -125,6 +123,7 @@ def _warnings(of: Remedy) -> Iterator[str]:
             f"{older.sequences:,} more sequences, {older.tokens:,} tokens, are slice stale: older weights sampled them."
             " A trainer corrects them too, but the costs on all traffic leave them out."
         )
+    yield from of.notes
 
 
 def _why(of: Remedy, trainer: Trainer) -> str:

@@ -39,7 +39,7 @@ from kc_otel.contract.slices import ALL, OLDER
 from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.corrections import TRAINERS, Correction, Floats, Ratios, Trainer, catalogue, line, weights
-from kc_otel.offline.gate.copies import recording_notes
+from kc_otel.offline.gate.copies import recording_notes, repeats_notes
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge, verdict_for_others
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
@@ -385,7 +385,7 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
         more,
         tuple(beyond),
         _exceeded(recording, contract, {promise.clause for promise in asked}),
-        tuple(recording_notes(recording)),
+        (*recording_notes(recording), *repeats_notes(recording)),
     )
 
 

@@ -74,10 +74,8 @@ def test_a_side_in_half_precision_is_noted(run, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "said"), [("often", "380 of 400 sequences repeat others"), ("copy", "one side is a")])
-def test_each_command_counts_a_sequence_once_and_tells_of_a_copied_side(
-    command, tmp_path, monkeypatch, contract, name, said
-):
-    """As the gate does; no limits follow from a side that is a copy."""
+def test_each_command_tells_of_copies_and_of_a_copied_side(command, tmp_path, monkeypatch, contract, name, said):
+    """Verdicts and limits count a sequence once, as the gate does; no limits follow from a side that is a copy."""
     monkeypatch.setattr(remedy, "catalogue", lambda **_: SOME)
     rng = np.random.default_rng(0)
     inference = np.log(rng.uniform(0.05, 0.4, (20, 128)))
@@ -87,7 +85,11 @@ def test_each_command_counts_a_sequence_once_and_tells_of_a_copied_side(
     np.savez(log, train_logprobs=sides[0], inference_logprobs=sides[1], task=["code"] * len(sides[0]))
     for asked in (["compare"], ["remedy", "--trainer", "verl"]):
         _, out, err = command(asked[0])(log, "--contract", contract, *asked[1:])
-        assert (said in out, "20 sequences, 2,560 tokens" in out) == (True, True), err
+        counted = "400 sequences, 51,200" if (asked[0], name) == ("remedy", "often") else "20 sequences, 2,560"
+        assert (said in out, f"{counted} tokens" in out) == (True, True), err
+    _, out, err = command("compare")(log)
+    assert (said in out, f"{len(sides[0])} sequences" in out) == (True, True), err
+    assert "count all the same" in out or name == "copy"
     out = tmp_path / "made.yaml"
     code, _, err = command("init")("--reward-budget", 0.1, "--baseline", log, "--out", out)
     assert (code, out.exists()) == ((2, False) if name == "copy" else (0, True))

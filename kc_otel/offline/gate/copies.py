@@ -73,6 +73,15 @@ def recording_notes(recording: Recording) -> Iterator[str]:
         )
 
 
+def repeats_notes(recording: Recording) -> Iterator[str]:
+    """Yield how many repeat others where all count, for what is rarely sampled would weigh more without them."""
+    if repeated := distinct(recording).repeated:
+        yield (
+            f"{repeated:,} of {recording.lengths.size:,} sequences repeat others, in whole or in part, and count all "
+            "the same: if they are copies and were not sampled again, the intervals are too narrow"
+        )
+
+
 def first_of_each(*recordings: Recording) -> list[NDArray[np.bool_]]:
     """Mark the sequences that count, bool [S] for each recording: the first, or longest, of each set of copies."""
     prompts = _repeating_prompts(recordings)

@@ -170,7 +170,7 @@ def test_a_slice_without_a_sequence_is_open_under_every_correction(rollouts):
     assert (said["interval"]["samples"], said["interval"]["upper"], said["state"]) == (0, None, "open")
     assert (as_data(of)["empty"], as_data(of)["more"]["verl"]) == (["prose"], None)
     said = remedy_sentence(of)
-    assert said.startswith("No whole sequence of this recording is in prose: no correction is decided there. verl: No ")
+    assert said.startswith("No whole sequence of this recording is in prose: no correction is decided there. ")
     assert "tv on prose without data, limit 0.02; this recording does not decide it" in said
 
 

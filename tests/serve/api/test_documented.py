@@ -111,9 +111,13 @@ def test_what_there_is_has_the_shape_that_is_documented(busy: Documented) -> Non
     answers = {operation: busy.ask(*operation).status_code for operation in OPERATIONS}
     assert answers["/api/v1/decisions/pin", "post"] == 200
     promotion = "/api/v1/promotions/{contract}/{kernel}"
-    assert busy.ask(promotion, "post", json={"order": "start", "by": "ada"}).status_code == 200
-    assert busy.ask(promotion, "get").status_code == 200
-    assert busy.ask(promotion, "post", json={"order": "start", "by": "ada"}).status_code == 409
+    kernels = {kernel.role: kernel.version for kernel in busy.core.evaluator.kernels("policy")}
+    version = {"kernel": kernels["inference"]}
+    start = {"order": "start", "by": "ada"}
+    assert busy.ask(promotion, "post", json=start).status_code == 404, "no kernel has reported by that name"
+    assert busy.ask(promotion, "post", json=start, values=version).status_code == 200
+    assert busy.ask(promotion, "get", values=version).status_code == 200
+    assert busy.ask(promotion, "post", json=start, values=version).status_code == 409
     (incident,) = busy.ask("/api/v1/incidents", "get").json()["incidents"]
     named = {"id": incident["id"]}
     assert busy.ask("/api/v1/incidents/{id}/diagnoses", "post", values=named).status_code == 200
