@@ -307,7 +307,7 @@ def _in_words(found: Counter[str]) -> str:
 
 
 def _and_others(found: Counter[str]) -> str:
-    """How many sequences there are for other reasons than the most frequent one, in words."""
+    """Count the sequences that failed for other reasons than the most frequent one, in words; empty for none."""
     others = found.total() - max(found.values())
     return f" and {others:,} for other reasons" if others else ""
 

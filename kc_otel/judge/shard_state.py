@@ -171,7 +171,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ShardNotes:
-    """What else a shard has to say of a contract: reports of pairs, events by kind, series without room, and so on.
+    """A shard's news of a contract beside its counts: reports of pairs, events by kind, series without room, and so on.
 
     Of recorders it has version, sender, last report, and whether it is done with the version.
     """

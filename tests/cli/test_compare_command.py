@@ -87,6 +87,7 @@ def test_each_command_tells_of_copies_and_of_a_copied_side(command, tmp_path, mo
         _, out, err = command(asked[0])(log, "--contract", contract, *asked[1:])
         counted = "400 sequences, 51,200" if (asked[0], name) == ("remedy", "often") else "20 sequences, 2,560"
         assert (said in out, f"{counted} tokens" in out) == (True, True), err
+        assert ("count all the same" in out) is ((asked[0], name) == ("remedy", "often"))
     _, out, err = command("compare")(log)
     assert (said in out, f"{len(sides[0])} sequences" in out) == (True, True), err
     assert "count all the same" in out or name == "copy"

@@ -144,7 +144,7 @@ def _attributes(
 
 
 def attributes_from(text: str) -> AttributeFunction:
-    """What reads attributes from where a text says: `task, tenant=header:x-tenant, lang=baggage:lang`.
+    """Return the function that reads the attributes of a text: `task, tenant=header:x-tenant, lang=baggage:lang`.
 
     An attribute without a place is looked for in `vllm_xargs`, then in baggage.
     """

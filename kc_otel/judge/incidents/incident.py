@@ -116,7 +116,7 @@ class ActionTaken:
     pinned, unpinned, enabled or resumed."""
     text: str
     in_force: bool | None = None
-    """Whether it still holds; None for what is over once it is done."""
+    """True while it still holds; None for what is over once it is done."""
 
 
 @dataclass(frozen=True, slots=True)

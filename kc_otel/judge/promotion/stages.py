@@ -225,7 +225,7 @@ class PromotionStatus(StrEnum):
 
 
 class MoveKind(StrEnum):
-    """What happens to a version: it moves, a person's order changes something else of it, or something is noticed."""
+    """Event in a promotion: the version moves, an order changes something else of it, or something is noticed."""
 
     START = "start"
     ADVANCE = "advance"

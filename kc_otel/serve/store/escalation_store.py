@@ -87,9 +87,9 @@ class EscalationStore:
         """Return what was ordered of the contracts that are served; say what waits, and what is in force again."""
         people = self._load(_PEOPLE, People, People())
         decisions = self._load(_DECISIONS, DecisionTable, DecisionTable())
-        aside, quiet = self._load(_ASIDE, tuple[DecisionTable, tuple[Silence, ...]], (DecisionTable(), ()))
+        aside, silences_aside = self._load(_ASIDE, tuple[DecisionTable, tuple[Silence, ...]], (DecisionTable(), ()))
         pins = tuple(pin for pin in aside.pins if pin.until is None or now < pin.until)
-        before = replace(aside, pins=pins), tuple(silence for silence in quiet if now < silence.until)
+        before = replace(aside, pins=pins), tuple(silence for silence in silences_aside if now < silence.until)
         decisions, waiting = parted(decisions, before[0], contracts, now)
         silences = (*people.silences, *before[1])
         silent = tuple(silence for silence in silences if silence.contract not in contracts)

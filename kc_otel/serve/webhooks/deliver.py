@@ -144,7 +144,9 @@ class Dispatcher:
 
     async def _deliver(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         async with self._turn():
-            self._outbox.begin(message.id)
+            begun = self._outbox.begin(message.id)
+        if not begun:
+            return
         status, retry_after, error, arrived = await self._post(endpoint, message)
         async with self._turn():
             state = self._outbox.answered(

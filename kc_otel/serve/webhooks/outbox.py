@@ -85,7 +85,7 @@ class WebhookMessage:
     attempts: int
     error: str
     arrived: bool
-    """Whether an attempt may have been accepted, though no answer said so."""
+    """True if an attempt may have been accepted, though no answer said so."""
     state: DeliveryState
 
 
@@ -190,10 +190,16 @@ class Outbox:
         held = {endpoint for endpoint, (since, seconds) in self._held.items() if since <= now < since + seconds}
         return tuple(message for message in map(_message, rows) if message.endpoint not in held | self._disabled.keys())
 
-    def begin(self, message_id: str) -> None:
-        """Note that an attempt is made: whatever becomes of this process, the message may have been accepted."""
+    def begin(self, message_id: str) -> bool:
+        """Note that an attempt is made: whatever becomes of this process, the message may have been accepted.
+
+        Returns False for one that no longer waits: it expired or was superseded meanwhile, and is not to be sent.
+        """
         with unit_of_work(self._connection):
-            self._connection.execute("UPDATE outbox SET arrived = 1 WHERE id = ?", (message_id,))
+            begun = self._connection.execute(
+                "UPDATE outbox SET arrived = 1 WHERE id = ? AND state = 'waiting'", (message_id,)
+            )
+        return begun.rowcount == 1
 
     def answered(
         self,

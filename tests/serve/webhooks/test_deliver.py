@@ -166,9 +166,43 @@ def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
 
 def test_an_attempt_is_noted_before_it_is_made(outbox, receiver):
     first, made = outbox.enqueue("pager", "policy-7b", b"{}", AT), []
-    outbox.begin = lambda message: made.append((message, len(receiver.requests)))
+    outbox.begin = lambda message: made.append((message, len(receiver.requests))) is None
     dispatched(outbox, endpoints(receiver, "pager"))
     assert (made, len(receiver.requests)) == ([(first, 0)], 1)
+
+
+def test_a_message_that_is_superseded_before_its_attempt_is_not_sent(outbox, receiver):
+    """The end of its incident is written while it waits for its turn: nobody would close what it opens."""
+    outbox.enqueue("pager", "policy-7b", b"{}", AT, group="incident")
+    begin = outbox.begin
+
+    def after_the_end(message):
+        outbox.enqueue("pager", "policy-7b", b"{}", AT, group="incident", ends=True)
+        return begin(message)
+
+    outbox.begin = after_the_end
+    dispatched(outbox, endpoints(receiver, "pager"))
+    assert receiver.requests == []
+    assert {message.state for message in outbox.messages()} == {DeliveryState.SUPERSEDED}
+
+
+def test_an_endpoint_that_hangs_up_without_an_answer_may_have_accepted(outbox):
+    async def hang_up(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async def main():
+        async with await asyncio.start_server(hang_up, "127.0.0.1") as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/pager"
+            known = {"pager": WebhookEndpoint("pager", url, (Secret.parse(SECRET),), allow_private=True)}
+            dispatcher = Dispatcher(outbox, known, client_factory=client, clock=lambda: AT)
+            await drain(dispatcher)
+            await dispatcher.aclose()
+
+    outbox.enqueue("pager", "policy-7b", b"{}", AT)
+    asyncio.run(main())
+    (message,) = outbox.messages()
+    assert (message.attempts, message.arrived) == (1, True)
 
 
 def test_a_message_that_may_have_been_accepted_once_stays_one(outbox, receiver):

@@ -151,6 +151,7 @@ def test_failure_of_a_message_that_expired_meanwhile_is_harmless(outbox):
 def test_an_endpoint_that_was_told_nothing_of_an_incident_is_not_told_of_its_end(outbox):
     """Webhooks that are switched on later, or an endpoint that was away, page nobody for what is over."""
     first = tell(outbox, "old", "firing")
+    outbox.begin(first)
     outbox.answered(first, 1.0, 503, "HTTP 503")
     lasting = tell(outbox, "lasting", "firing")
     tell(outbox, "old", "firing")
@@ -161,6 +162,11 @@ def test_an_endpoint_that_was_told_nothing_of_an_incident_is_not_told_of_its_end
     said = "3 messages to pager were not sent: it was over before any of it was delivered"
     assert outbox.undelivered("a", "old") == {"pager": (0.0, said)}
     assert [message.error for message in outbox.messages(DeliveryState.SUPERSEDED)] == ["", "", "HTTP 503"]
+
+
+def test_an_end_is_told_of_what_the_outbox_has_forgotten(outbox):
+    """Only so many delivered messages are kept."""
+    assert tell(outbox, "old", "resolved") in due_ids(outbox, 0.0)
 
 
 @pytest.mark.parametrize("arrived", ["delivered", "unanswered", "expired", "meanwhile"])
