@@ -294,9 +294,9 @@ class Evaluator:
         return {**self.states[contract].failed(ALL, now)}
 
     def failing(self, contract: str, now: float) -> dict[tuple[Pair, str], dict[str, int]]:
-        """Sequences that failed an input check in the window, by reason, of each kernel pair and judged slice."""
+        """Sequences that failed an input check in the window, by reason, of each pair and judged slice, also `all`."""
         state = self.states[contract]
-        judged = {slice for clause in state.contract.clauses for slice in state.contract.slices_for(clause)} - {ALL}
+        judged = {slice for clause in state.contract.clauses for slice in state.contract.slices_for(clause)}
         return {
             (pair, slice): reasons for slice in sorted(judged) for pair, reasons in state.failed(slice, now).items()
         }

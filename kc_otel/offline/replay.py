@@ -21,8 +21,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.escalate import EscalationState, GroupTiming, escalate
+from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.evaluator import Evaluator, without_collector
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, TrafficEntry, unmarked
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
@@ -352,9 +352,9 @@ class _Run:
         contract, before = self._contract, self._state.decisions
         self._start = now if math.isnan(self._start) else self._start
         evaluation = self._evaluator.evaluate(now)[contract.name]
-        invalid = self._evaluator.invalid_input(contract.name, now)
-        traffic = _OrdersObeyed(silent=self._evaluator.silent(contract.name, now))
-        step = escalate(contract, self._state, evaluation, invalid, now, timing=GroupTiming(), traffic=traffic)
+        silent, failing = self._evaluator.silent(contract.name, now), self._evaluator.failing(contract.name, now)
+        traffic = _OrdersObeyed(silent=silent, failing=failing)
+        step = escalate(contract, self._state, evaluation, timing=GroupTiming(), traffic=traffic)
         self._state = step.state
         self._note_alerts(step.edges)
         if step.state.decisions.version != before.version:

@@ -38,6 +38,7 @@ from kc_otel.judge.escalation.escalate import (
     ended_silence,
     escalate,
 )
+from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import (
@@ -48,7 +49,7 @@ from kc_otel.judge.incidents.incident import (
     actions_taken,
     lifting_commands,
 )
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
+from kc_otel.judge.incidents.incident_lifecycle import by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.plain_json import not_later
 from kc_otel.judge.point_streams import Missing
@@ -313,7 +314,7 @@ class Core:
         self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork
     ) -> tuple[EscalationState, list[Announcement]]:
         """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
-        contract, invalid = self.contracts[name], self.evaluator.invalid_input(name, now)
+        contract = self.contracts[name]
         moved: list[Announcement] = []
 
         def promote(
@@ -324,7 +325,7 @@ class Core:
             return decisions, rolled
 
         step = escalate(
-            contract, before, evaluation, invalid, now, dry_run=name in self.dry_run, timing=self._timing,
+            contract, before, evaluation, dry_run=name in self.dry_run, timing=self._timing,
             traffic=self.traffic(name, before, now), promote=promote,
         )  # fmt: skip
         self._owe(name, step.state.incidents.get(name, ()))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.judge.escalation.alerts import Phase, PolicyState, advance
+from kc_otel.judge.escalation.alerts import Phase, PolicyState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.series import LONG
 from kc_otel.judge.verdict import Status, Verdict
@@ -15,6 +15,7 @@ from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats.surplus import is_surplus
 from tests.judge.conftest import NOW, Sender, counted, make_contract, merge
+from tests.tools.escalations import advanced
 from tests.tools.verdicts import verdicts_of
 
 GRADIENT = {"id": "gradient", "metric": "gradient_bias_bound", "limit": 500}
@@ -144,7 +145,7 @@ def test_what_was_invalid_is_not_held_against_the_kernel_afterwards() -> None:
         now = NOW + 10.0 * step
         kernels.send(evaluator, now, {"all": 0.3 if step < 30 else 0.0}, rng)
         verdicts = evaluator.evaluate(now)["policy"].verdicts
-        state, more = advance(contract, state, verdicts, {}, now)
+        state, more = advanced(contract, verdicts, now, state)
         edges += [edge.phase for edge in more]
         seen.append(verdicts[0].status)
     assert {*seen[3:30]} == {Status.INVALID_INPUT}
@@ -214,7 +215,7 @@ def test_a_kernel_of_which_nothing_is_valid_keeps_its_cells_and_its_alerts_besid
             scale = 0.5 if sender in broken else 0.001
             evaluator.ingest_metrics(sender.request(now, rng.exponential(scale, 400).clip(0, 1)), now)
         verdicts = evaluator.evaluate(now)["policy"].verdicts
-        state, more = advance(contract, state, verdicts, {}, now)
+        state, more = advanced(contract, verdicts, now, state)
         edges += [(edge.phase, edge.cell.slice) for edge in more]
         statuses.append({(verdict.cell.slice, verdict.cell.kernel_inference): verdict.status for verdict in verdicts})
     assert sorted(edges) == [(Phase.FIRING, "all"), (Phase.FIRING, "code")]
@@ -282,7 +283,7 @@ def test_tokens_that_were_not_sampled_are_invalid_input_on_their_slice() -> None
     for step in range(30):
         kernels.send(evaluator, NOW + 10.0 * step, {"code": 0.2}, rng)
     verdicts = evaluator.evaluate(now)["policy"].verdicts
-    _, edges = advance(contract, PolicyState("policy"), verdicts, evaluator.invalid_input("policy", now), now)
+    _, edges = advanced(contract, verdicts, now, invalid=evaluator.invalid_input("policy", now))
     found = judged(evaluator, now)
     assert found["code"].status is Status.INVALID_INPUT
     assert found["code"].reason.startswith("INVALID INPUT, not_sampled: the mean of P/Q over 10,800 tokens is 1.2. ")

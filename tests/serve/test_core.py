@@ -302,7 +302,7 @@ CALLS = [
     (EventLog, "changed"),
     (Promotions, "write"),
     (CellHistory, "write"),
-    (Evaluator, "invalid_input"),
+    (Evaluator, "failing"),
     (EscalationStore, "save"),
     (Outbox, "enqueue"),
 ]

@@ -1,16 +1,35 @@
 """A contract's policy, decisions, incidents and messages, an evaluation at a time, each written and read again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions import DecisionTable
-from kc_otel.judge.escalation.alerts import Alert, People
+from kc_otel.judge.escalation.alerts import Alert, People, PolicyState, advance
 from kc_otel.judge.escalation.escalate import Escalation, EscalationState, escalate
+from kc_otel.judge.escalation.tick import Tick, TrafficSeen
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.plain_json import read_json, to_json
+from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Evaluation, Verdict
+
+
+def tick_of(
+    contract: Contract, verdicts: Sequence[Verdict], now: float, invalid: Mapping[Pair, Mapping[str, int]] | None = None
+) -> Tick:
+    """An evaluation; `invalid` counts sequences that fail an input check, by kernel pair and reason."""
+    failing = {(pair, ALL): reasons for pair, reasons in (invalid or {}).items()}
+    return Tick(contract, Evaluation(now, verdicts), traffic=TrafficSeen(failing=failing))
+
+
+def advanced(
+    contract: Contract, verdicts: Sequence[Verdict], now: float, before: PolicyState | None = None,
+    invalid: Mapping[Pair, Mapping[str, int]] | None = None,
+) -> tuple[PolicyState, tuple[Alert, ...]]:  # fmt: skip
+    """The policy after an evaluation, and what fired or resolved."""
+    return advance(tick_of(contract, verdicts, now, invalid), before or PolicyState(contract.name))
 
 
 class Escalating:
@@ -21,9 +40,11 @@ class Escalating:
 
     def evaluate(self, now: float, verdicts: Sequence[Verdict], invalid: dict[str, int] | None = None) -> Escalation:
         """An evaluation; `invalid` counts sequences of the first verdict's kernels that fail an input check."""
-        failing = {verdicts[0].cell[-2:]: invalid} if invalid else {}
+        traffic = self.options.get("traffic", TrafficSeen())
+        failing = {(verdicts[0].cell[-2:], ALL): invalid} if invalid else {}
+        options = self.options | {"traffic": replace(traffic, failing=failing)}
         before = read_json(EscalationState, to_json(self.state))
-        step = escalate(self.contract, before, Evaluation(now, verdicts), failing, now, **self.options)
+        step = escalate(self.contract, before, Evaluation(now, verdicts), **options)
         self.state = step.state
         return step
 

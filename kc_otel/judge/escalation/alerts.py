@@ -40,7 +40,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -50,7 +50,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action, EscalationStep
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED
-from kc_otel.judge.series import Pair
+from kc_otel.judge.escalation.tick import Tick
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status, Verdict
 from kc_otel.judge.verdicts import selected
 
@@ -239,24 +240,16 @@ def step_keys(contract: Contract) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def advance(
-    contract: Contract,
-    state: PolicyState,
-    verdicts: Sequence[Verdict],
-    invalid_input: Mapping[Pair, Mapping[str, int]],
-    now: float,
-    kept_away: Callable[[str, str], bool] = lambda _slice, _version: False,
-    closed: Collection[tuple[str, str, str]] = (),
-    contained: Collection[tuple[str, str, str]] = (),
-) -> tuple[PolicyState, tuple[Alert, ...]]:
+def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, ...]]:
     """Evaluate the ladder once; return the new state, and what fired or resolved, in the order of the ladder.
 
     The contract may differ from the one before: alerts of steps that left it resolve at once. A cell without a verdict
-    has gone. `invalid_input` counts the sequences that failed an input check within the window, by kernel pair and
-    reason. The silence of a slice whose requests are `kept_away` from a version of the inference kernel, or not to be
-    measured, is no alert. A person has `closed` incidents, by their key, since the last evaluation: alerts of theirs
-    end that nothing has been measured of. Others are `contained`.
+    has gone. The silence of a slice whose requests are kept from a version of the inference kernel, as ordered, or not
+    to be measured, is no alert. Of incidents that a person has closed since the last evaluation, those alerts end that
+    nothing has been measured of.
     """
+    contract, verdicts, now = tick.contract, tick.verdicts, tick.now
+    incidents = {incident.key: incident for incident in tick.traffic.incidents}
     matching, keys = {_MATCHES[step.on] for step in contract.escalation}, step_keys(contract)
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
     by_cell = {verdict.cell: verdict for verdict in concerned}
@@ -265,7 +258,7 @@ def advance(
     edges = [alert.resolved(now, end=CHANGED) for alert in state.firing if alert.step not in keys]
     kept: list[Alert] = []
     for key, step in zip(keys, contract.escalation, strict=True):
-        watched = _watched(contract, step, by_cell, invalid_input, kept_away, now)
+        watched = _watched(tick, step, by_cell)
         cells = {cell for cell, verdict in watched.items() if verdict.status is _MATCHES[step.on]}
         cells |= {cell for at_step, cell in known if at_step == key}
         for cell in sorted(cells):
@@ -273,14 +266,14 @@ def advance(
             alert = before or Alert(
                 key, step.on, step.severity, step.do, cell, watched[cell], now, fingerprint(key, cell)
             )
-            unmeasured = verdict is None or verdict.status is Status.NO_DATA
-            if unmeasured and alert.fires and (step.on, *cell[-2:]) in closed:
+            unmeasured, incident = verdict is None or verdict.status is Status.NO_DATA, incidents.get(alert.incident)
+            if unmeasured and alert.fires and incident is not None and incident.closed_at >= state.at:
                 edges.append(alert.resolved(now, verdict))
                 continue
-            away = alert.fires and step.on != "no-data" and kept_away(cell.slice, cell.kernel_inference)
+            away = alert.fires and step.on != "no-data" and tick.excuses(cell.slice, cell.kernel_inference)
             if alert.fires and step.on != "no-data" and alert.silent < long:
-                is_contained = (step.on, *cell[-2:]) in contained
-                silent = _silence(contract, alert, verdict, passed, away=away, contained=is_contained)
+                contained = incident is not None and incident.state is IncidentState.CONTAINED
+                silent = _silence(contract, alert, verdict, passed, away=away, contained=contained)
                 alert = replace(alert, silent=silent)
             waits = cell.clause == INPUT_CLAUSE or step.on == "fail"
             if waits and verdict is None and not _measures(verdicts, cell):
@@ -290,7 +283,7 @@ def advance(
             after, is_edge = _after_verdict(alert, step, verdict, passed, math.inf if away else long, now)
             if after is not None and is_edge:
                 gone = step.on == "no-data" and not after.fires and verdict is None
-                edges.append(replace(after, end=_why_gone(contract, alert, verdicts, kept_away)) if gone else after)
+                edges.append(replace(after, end=_why_gone(tick, alert)) if gone else after)
             if after is not None and after.phase is not Phase.RESOLVED:
                 kept.append(after)
     kept.sort(key=lambda alert: (alert.step, alert.cell))
@@ -302,14 +295,7 @@ def retire(state: PolicyState, now: float) -> tuple[Alert, ...]:
     return tuple(alert.resolved(now) for alert in state.firing)
 
 
-def _watched(
-    contract: Contract,
-    step: EscalationStep,
-    by_cell: Mapping[Cell, Verdict],
-    invalid_input: Mapping[Pair, Mapping[str, int]],
-    kept_away: Callable[[str, str], bool],
-    now: float,
-) -> dict[Cell, Verdict]:
+def _watched(tick: Tick, step: EscalationStep, by_cell: Mapping[Cell, Verdict]) -> dict[Cell, Verdict]:
     """Verdicts that a step watches, by cell."""
     if step.on != "invalid-input":
         silent = step.on == "no-data"
@@ -317,14 +303,15 @@ def _watched(
             cell: verdict
             for cell, verdict in by_cell.items()
             if not step.clauses or cell.clause in step.clauses
-            if not (silent and (verdict.has_nothing_to_measure or kept_away(cell.slice, cell.kernel_inference)))
+            if not (silent and (verdict.has_nothing_to_measure or tick.excuses(cell.slice, cell.kernel_inference)))
         }
+    contract = tick.contract
     of_any = Verdict(
-        cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=now, limit=0.0,
+        cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=tick.now, limit=0.0,
         estimate=0.0, lower=0.0, upper=0.0, samples=0, window="short", method="count", reason="",
         contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
     )  # fmt: skip
-    found = {pair: reasons for pair, reasons in invalid_input.items() if any(reasons.values())}
+    found = {pair: reasons for pair, reasons in tick.invalid.items() if any(reasons.values())}
     watched = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
     for pair, reasons in found.items():
         failed = input_verdict(of_any.cell._replace(kernel_train=pair[0], kernel_inference=pair[1]), reasons, of_any)
@@ -352,16 +339,14 @@ def _measures(verdicts: Sequence[Verdict], of: Cell) -> bool:
     return others and not any(verdict.cell[-2:] == pair for verdict in selected(verdicts, silent))
 
 
-def _why_gone(
-    contract: Contract, alert: Alert, verdicts: Sequence[Verdict], kept_away: Callable[[str, str], bool]
-) -> str:
+def _why_gone(tick: Tick, alert: Alert) -> str:
     """Say why data that an alert misses are missed no more although they have no verdict, as the end of a sentence."""
-    cell = alert.cell
+    contract, verdicts, cell = tick.contract, tick.verdicts, alert.cell
     clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
     if clause is None or cell.slice not in contract.slices_for(clause):
         return CHANGED
     why = ""
-    if kept_away(cell.slice, cell.kernel_inference):
+    if tick.excuses(cell.slice, cell.kernel_inference):
         why = "requests are kept from this kernel, as ordered"
     elif any(verdict.has_nothing_to_measure for verdict in selected(verdicts, (), [cell])):
         why = "all requests are kept from being measured on purpose"

@@ -26,12 +26,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final, Literal
 
 from kc_otel.contract.input_reasons import ON_PURPOSE
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, released
+from kc_otel.judge.decisions import DecisionTable, Pin, apply, released
 from kc_otel.judge.escalation.alerts import (
     CHANGED,
     ROLLED_BACK,
@@ -46,16 +45,9 @@ from kc_otel.judge.escalation.alerts import (
     fingerprint,
     step_keys,
 )
+from kc_otel.judge.escalation.tick import Tick, TrafficSeen
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import (
-    Tick,
-    TrafficSeen,
-    follow,
-    with_actions,
-    with_done,
-    with_roll_backs,
-    with_word,
-)
+from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_done, with_roll_backs, with_word
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
@@ -173,62 +165,41 @@ def escalate(
     contract: Contract,
     before: EscalationState,
     evaluation: Evaluation,
-    invalid: Mapping[Pair, Mapping[str, int]],
-    now: float,
     *,
     dry_run: bool = False,
     timing: GroupTiming = AT_ONCE,
     traffic: TrafficSeen = TrafficSeen(),  # noqa: B008 - nothing changes it
     promote: Promote = lambda decisions, _incidents: (decisions, ()),
 ) -> Escalation:
-    """One evaluation of a contract's policy; in a dry run nobody acts and nobody is told.
-
-    `invalid` counts the sequences that failed an input check within the window, by kernel pair and reason.
-    """
-    name, verdicts = contract.name, evaluation.verdicts
-    invalid = {pair: left for pair, reasons in invalid.items() if (left := _faults(reasons, pair, verdicts))}
-    failing = {key: left for key, counts in traffic.failing.items() if (left := _faults(counts, key[0], verdicts))}
-    traffic = replace(traffic, failing=failing)
+    """One evaluation of a contract's policy; in a dry run nobody acts and nobody is told."""
+    name, now, incidents = contract.name, evaluation.at, before.incidents.get(contract.name, ())
+    failing = {
+        key: left for key, reasons in traffic.failing.items() if (left := _faults(reasons, key[0], evaluation.verdicts))
+    }
+    tick = Tick(contract, evaluation, before.decisions, replace(traffic, failing=failing, incidents=incidents))
     previous = before.policies.get(name, PolicyState(name))
-    ordered = kept_since(before.decisions, name)
-
-    def kept_away(slice: str, version: str) -> bool:
-        return traffic.excuses(slice, version, ordered)
-
-    incidents = before.incidents.get(name, ())
-    closed = {incident.key for incident in incidents if incident.closed_at >= previous.at}
-    contained = {incident.key for incident in incidents if incident.state is IncidentState.CONTAINED}
-    policy, edges = advance(contract, previous, verdicts, invalid, now, kept_away, closed, contained)
-    firing = {alert.fingerprint: alert.verdict for alert in policy.firing}
-    people, ended = current(before.people, name, firing.keys() - {edge.fingerprint for edge in edges}, now)
+    policy, edges = advance(tick, previous)
+    firing = {alert.fingerprint for alert in policy.firing}
+    people, ended = current(before.people, name, firing - {edge.fingerprint for edge in edges}, now)
     fired = [edge for edge in edges if edge.fires]
-    decisions = apply(before.decisions, () if dry_run else fired, contract, now)
+    tick = replace(tick, table=apply(before.decisions, () if dry_run else fired, contract, now))
     again: Mapping[str, MessageReason] = {}
     if not dry_run:
-        policy, again = _told_again(contract, previous, policy, fired, people, now)
-    incidents = tuple(incident.ended(previous.at) if incident.key in closed else incident for incident in incidents)
+        policy, again = _told_again(tick, previous, policy, fired, people)
+    incidents = tuple(
+        incident.ended(previous.at) if incident.closed_at >= previous.at else incident for incident in incidents
+    )
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
-    tick = Tick(name, verdicts, decisions, now, traffic, evaluation.causes, contract.quantity_digests)
     after = with_actions(follow(tick, incidents, policy.firing), fired, people, dry_run=dry_run)
-    unproven = _unproven_alerts(contract, after)
-    decisions, rolled = promote(released(decisions, name, firing, unproven, now), after)
+    decisions, rolled = promote(released(tick.table, name, firing, _unproven_alerts(contract, after), now), after)
     before_roll_backs, after = after, with_roll_backs(after, rolled)
-    roll_backs = _roll_backs(contract, before_roll_backs, after, rolled, verdicts, now)
-    told_ids = {group.incident for group in before.groups.get(name, ())}
-    groups, messages = group_messages(
-        before.groups.get(name, ()),
-        () if dry_run else (*edges, *roll_backs, *_unproven(contract, told_ids, after, now)),
-        again,
-        after,
-        people,
-        timing,
-        contract.observability.window,
-        previous.passed(now, contract.observability.window),
-        now,
-        firing,
-        {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None},
-    )
+    roll_backs = _roll_backs(tick, before_roll_backs, after, rolled)
+    groups = before.groups.get(name, ())
+    untold = _unproven(tick, {group.incident for group in groups}, after)
+    serving = {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None}
+    news = News(tick, previous, policy, after, people, again, serving, timing)
+    groups, messages = group_messages(news, groups, () if dry_run else (*edges, *roll_backs, *untold))
     after = _with_messages(after, messages, now)
     return Escalation(
         state=EscalationState(
@@ -251,9 +222,10 @@ def escalate(
 
 
 def _told_again(
-    contract: Contract, before: PolicyState, after: PolicyState, fired: Iterable[Alert], people: People, now: float
+    tick: Tick, before: PolicyState, after: PolicyState, fired: Iterable[Alert], people: People
 ) -> tuple[PolicyState, Mapping[str, MessageReason]]:
     """Return the policy, which counts what people are told, and why alerts that fire are told again."""
+    contract, now = tick.contract, tick.now
     repeats = dict(zip(step_keys(contract), (step.repeat for step in contract.escalation), strict=True))
     new, passed = {alert.fingerprint for alert in fired}, before.passed(now, contract.observability.window)
     alerts = {alert.fingerprint: alert for alert in after.alerts}
@@ -299,12 +271,7 @@ def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict])
 
 
 def _roll_backs(
-    contract: Contract,
-    before: Sequence[Incident],
-    after: Sequence[Incident],
-    rolled: Sequence[Promotion],
-    verdicts: Sequence[Verdict],
-    now: float,
+    tick: Tick, before: Sequence[Incident], after: Sequence[Incident], rolled: Sequence[Promotion]
 ) -> list[Alert]:
     """Edges of versions that are rolled back, or measured after it, said at once where that is new.
 
@@ -312,7 +279,8 @@ def _roll_backs(
     version that is measured after its rollback and breaks nothing has no incident, and a message of its own, whose end
     is said once a person has rolled it back again or started it.
     """
-    webhooks = (action for step in contract.escalation if step.on == "fail" for action in step.do)
+    verdicts, now = tick.verdicts, tick.now
+    webhooks = (action for step in tick.contract.escalation if step.on == "fail" for action in step.do)
     actions = tuple(dict.fromkeys(action for action in webhooks if action.kind == "webhook"))
     alerts: list[Alert] = []
 
@@ -347,12 +315,12 @@ def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[s
     }
 
 
-def _unproven(contract: Contract, told_ids: Collection[str], incidents: Sequence[Incident], now: float) -> list[Alert]:
+def _unproven(tick: Tick, told_ids: Collection[str], incidents: Sequence[Incident]) -> list[Alert]:
     """Ends of breaches that went away without proof before anybody was told of them; `told_ids` are those of incidents.
 
     They were shorter than a step's `for`, or happened in a dry run. `group_messages` tells the webhooks of every step.
     """
-    ends: list[Alert] = []
+    contract, now, ends = tick.contract, tick.now, list[Alert]()
     for incident in incidents:
         if incident.id in told_ids or not incident.fell_silent(now, contract.observability.window):
             continue
@@ -395,27 +363,29 @@ def ended_silence(silence: Silence) -> dict[str, object]:
     return {"id": silence.id, "clause": silence.clause, "slice": silence.slice, "message": message}
 
 
-def group_messages(
-    groups: Sequence[MessageGroup],
-    edges: Iterable[Alert],
-    urgent: Mapping[str, MessageReason],
-    incidents: Sequence[Incident],
-    people: People,
-    timing: GroupTiming,
-    window: float,
-    passed: float,
-    now: float,
-    verdicts: Mapping[str, Verdict] = MappingProxyType({}),
-    lasting: Collection[str] = (),
-) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
-    """The groups after an evaluation, `passed` seconds after the one before, and the webhooks to be sent now.
+@dataclass(frozen=True, slots=True)
+class News:
+    """What messages say after an evaluation, beside the alerts that fired or ended in it."""
 
-    `edges` are those of this evaluation, `urgent` the reasons for which alerts are told again, by fingerprint, and
-    `verdicts` the last ones of alerts that fire; `lasting` are fingerprints of alerts about rolled back versions
-    without an incident that are not over.
-    """
-    by_id = {incident.id: incident for incident in incidents}
-    by_key = {incident.key: incident.id for incident in incidents}
+    tick: Tick
+    before: PolicyState
+    policy: PolicyState
+    incidents: Sequence[Incident]
+    people: People
+    urgent: Mapping[str, MessageReason]
+    """Reasons for which alerts are told again, by fingerprint."""
+    serving: Collection[str]
+    """Fingerprints of alerts about versions that were rolled back, have no incident and are not over."""
+    timing: GroupTiming
+
+
+def group_messages(
+    news: News, groups: Sequence[MessageGroup], edges: Iterable[Alert]
+) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
+    """The groups after an evaluation, of which these are the edges, and the webhooks to be sent now."""
+    by_id = {incident.id: incident for incident in news.incidents}
+    by_key = {incident.key: incident.id for incident in news.incidents}
+    passed = news.before.passed(news.tick.now, news.tick.contract.observability.window)
     groups_before = {
         (group.incident, group.endpoint): replace(
             group,
@@ -435,20 +405,19 @@ def group_messages(
             heard = before.known if before is not None and change.step != ROLLED_BACK else ""
             heard = "unproven" if heard and change.again and change.fires else heard
             mine[change.fingerprint] = ToldAlert(change, heard)
+    verdicts = {alert.fingerprint: alert.verdict for alert in news.policy.firing}
     after: list[MessageGroup] = []
     messages: list[IncidentMessage] = []
     for key, alerts in rows.items():
         group, incident = groups_before.get(key) or MessageGroup(*key), by_id.get(key[0])
-        over = group.incident not in lasting if incident is None else incident.state is IncidentState.RESOLVED
+        over = group.incident not in news.serving if incident is None else incident.state is IncidentState.RESOLVED
         for alert, told in alerts.items():
             if over and told.alert.step == ROLLED_BACK and told.alert.fires:
-                alerts[alert] = replace(told, alert=told.alert.resolved(now))
-        rest, message = _due_message(group, alerts, incident, people, timing, window, now, urgent)
+                alerts[alert] = replace(told, alert=told.alert.resolved(news.tick.now))
+        rest, message = _due_message(news, group, alerts, incident)
         if message is not None:
-            alerts_now = (
-                replace(last, verdict=verdicts.get(last.fingerprint, last.verdict)) for last in message.alerts
-            )
-            messages.append(replace(message, alerts=tuple(alerts_now)))
+            last = (replace(alert, verdict=verdicts.get(alert.fingerprint, alert.verdict)) for alert in message.alerts)
+            messages.append(replace(message, alerts=tuple(last)))
         after += [rest] if rest.alerts else []
     return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
         sorted(messages, key=lambda entry: entry.endpoint)
@@ -473,26 +442,17 @@ def last_messages(
 
 
 def _due_message(
-    group: MessageGroup,
-    alerts: Mapping[str, ToldAlert],
-    incident: Incident | None,
-    people: People,
-    timing: GroupTiming,
-    window: float,
-    now: float,
-    urgent: Mapping[str, MessageReason],
+    news: News, group: MessageGroup, alerts: Mapping[str, ToldAlert], incident: Incident | None
 ) -> tuple[MessageGroup, IncidentMessage | None]:
-    """Return a group with its alerts, by fingerprint, after an evaluation, and the message that is due.
-
-    `urgent` are reasons by alert.
-    """
+    """Return a group with its alerts, by fingerprint, after an evaluation, and the message that is due."""
+    now, urgent = news.tick.now, news.urgent
 
     def unproven(told: ToldAlert) -> bool:
         # That its step left the contract says nothing of the breach while another alert of it fires.
         return incident is not None and incident.unproven(*told.alert.cell[1:3], held=told.alert.end == CHANGED)
 
     rows = {alert: told for alert, told in alerts.items() if told.known or told.alert.fires or unproven(told)}
-    heard = {alert: told for alert, told in rows.items() if not people.silencing(told.alert.cell, now)}
+    heard = {alert: told for alert, told in rows.items() if not news.people.silencing(told.alert.cell, now)}
     # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
     contained = incident is not None and incident.state is IncidentState.CONTAINED
     uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
@@ -507,7 +467,7 @@ def _due_message(
         if told.known and not told.alert.fires and (contained or not unproven(told))
     }
     # For a window after it went away, what its recorders measure next may refute it.
-    gone = incident is not None and incident.fell_silent(now, window) and not ready
+    gone = incident is not None and incident.fell_silent(now, news.tick.contract.observability.window) and not ready
     away = {
         alert: told.alert
         for alert, told in heard.items()
@@ -522,8 +482,8 @@ def _due_message(
     due = (
         over
         or at_once is not None
-        or (bool(steps - {*group.steps} or away) and group.waited >= timing.wait)
-        or (bool(ready or ended) and (lasting or bool(ended)) and group.quiet >= timing.interval)
+        or (bool(steps - {*group.steps} or away) and group.waited >= news.timing.wait)
+        or (bool(ready or ended) and (lasting or bool(ended)) and group.quiet >= news.timing.interval)
     )
     if not due:
         return replace(group, alerts=tuple(rows.values())), None

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
-from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
+from kc_otel.judge.decisions import DecisionTable, overriding_pin
 from kc_otel.judge.escalation.alerts import Alert, People, input_verdict
+from kc_otel.judge.escalation.tick import Tick
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
     ActionTaken,
@@ -39,8 +39,7 @@ from kc_otel.judge.incidents.incident import (
 )
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.promotion.stages import Promotion
-from kc_otel.judge.series import Pair
-from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Status, Verdict
+from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status, Verdict
 from kc_otel.judge.verdicts import selected
 
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
@@ -81,90 +80,6 @@ Place = tuple[str, str]
 """(clause, slice)."""
 _Broken = tuple[Verdict, float, Alert | None]
 """Verdict of a place that is broken, since when it is, and the alert that alone says so, if one does."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficSeen:
-    """Known facts about a contract's traffic beside its verdicts; without them nothing counts as contained."""
-
-    measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf
-    """When the newest observation of a slice and a version of the inference kernel was made; -inf for none."""
-    arrived: Callable[[str, str], float] = lambda _slice, _version: -math.inf
-    """When observations of them arrived last; a sender's clock may be wrong."""
-    kept: Callable[[str, str], float] = lambda _slice, _version: -math.inf
-    """When a router that had sent requests to a version of the inference kernel last said that the table keeps requests
-    of a slice from it; -inf for never."""
-    behind: Callable[[str, float, float | None], str] = lambda _slice, _since, _all_since: ""
-    """Says which routers have not applied an order for a slice, given at a Unix time, where there may be an older or a
-    newer one for all traffic, or why it has no effect; empty where each that is known has."""
-    silent: bool = False
-    """Whether nobody reports any more: no silence is excused then."""
-    heartbeat: float = 60.0
-    """Seconds within which what was under way when an order was taken is measured, and every recorder exports."""
-    late: float = 60.0
-    """Seconds within which what was answered before a roll-back is measured: `Observability.late`."""
-    listening: float = -math.inf
-    """Since when the evaluator has listened without a gap, Unix seconds."""
-    incidents: Sequence[Incident] = ()
-    """The contract's, of the last evaluation: an evaluator that has just begun has heard of no router, and the windows
-    forget what was measured in spite of an order."""
-    ended: Callable[[str, str], bool] = lambda _train, _inference: False
-    """Whether the last recorder of a kernel pair that reported said that it shuts down."""
-    unheard: Callable[[Cell], bool] = lambda _cell: False
-    """Returns True if a recorder that measured a cell while it was broken has not shown that it is over, or if points
-    of its version arrive that are not judged."""
-    unsliced: Callable[[Cell, Collection[str]], bool] = lambda _cell, _slices: False
-    """Returns True if a recorder that broke a cell on all traffic, by requests of none of the slices, fell silent."""
-    failing: Mapping[tuple[Pair, str], Mapping[str, int]] = field(default_factory=dict)
-    """Sequences that failed an input check in the window, by kernel pair and slice, and by reason."""
-    lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False
-    """Whether a recorder that reported a version from a Unix time on is silent now, or has reported nothing after
-    another: it may have died beside a kernel that serves."""
-
-    def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
-        """Return whether an order explains silence: it was taken, also one for all traffic, and all report still."""
-        if self.silent or ordered(slice, version) is None:
-            return False
-        incidents = [incident for incident in reversed(self.incidents) if incident.kernel_inference == version]
-        taken_at = next((at for incident in incidents if (at := incident.taken_at) is not None), None)
-        all_since = ordered("", version)
-        orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
-        disobeyed_at = next((at for incident in incidents if (at := incident.disobeyed_at) is not None), -math.inf)
-        return all(
-            self.has_taken(name, version, since, taken_at)
-            and not self.behind(name, since, all_since)
-            and not self.was_measured(name, version, since, taken_at)
-            and not self.lost(version, since, max(since, taken_at or since, disobeyed_at))
-            for name, since in orders.items()
-        )
-
-    def has_taken(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
-        """Return whether a router carries out an order given at `since`; the first was taken at `taken_at`."""
-        kept = max(self.kept(slice, version), self.kept(ALL, version))
-        return max(kept, -math.inf if taken_at is None else taken_at) >= since
-
-    def was_measured(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
-        """Return whether a version was measured after an order was taken, however long ago."""
-        return self.measured(slice, version) > max(since, taken_at or since) + self.heartbeat
-
-
-@dataclass(frozen=True)
-class Tick:
-    """An evaluation of a contract, as its incidents see it."""
-
-    contract: str
-    verdicts: Sequence[Verdict]
-    table: DecisionTable
-    now: float
-    traffic: TrafficSeen = TrafficSeen()
-    causes: Mapping[Cell, Causes] = field(default_factory=dict)
-    quantities: Mapping[Place, str] = field(default_factory=dict)
-    """`Contract.quantity_digests`."""
-
-    @cached_property
-    def kept(self) -> Callable[[str, str], float | None]:
-        """`kept_since` of the table."""
-        return kept_since(self.table, self.contract)
 
 
 def follow(tick: Tick, before: Sequence[Incident], firing: Iterable[Alert]) -> tuple[Incident, ...]:
@@ -315,9 +230,7 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, place) in broken_before)
         if verdict.status is Status.FAIL or (
-            heard
-            and not verdict.has_nothing_to_measure
-            and not tick.traffic.excuses(cell.slice, cell.kernel_inference, tick.kept)
+            heard and not verdict.has_nothing_to_measure and not tick.excuses(cell.slice, cell.kernel_inference)
         ):
             broken.setdefault(key, {})[place] = verdict, tick.now, None
     for alert in firing:
@@ -326,7 +239,7 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
         mine[place] = verdict, min(alert.since, since), only
         if alert.cell.clause == INPUT_CLAUSE:
             for (pair, slice), reasons in tick.traffic.failing.items():
-                if pair == alert.cell[-2:]:
+                if pair == alert.cell[-2:] and slice != ALL:
                     failed = input_verdict(alert.cell._replace(slice=slice), reasons, alert.verdict)
                     mine[INPUT_CLAUSE, slice] = failed, tick.now, None
     return broken
@@ -341,13 +254,15 @@ def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken]
     if before is not None:
         return replace(before, cells=cells)
     since = min(cell.since for cell in cells)
-    id = hashlib.sha256("\0".join((tick.contract, *key, repr(since))).encode()).hexdigest()[:12]
-    return Incident(id, tick.contract, *key, IncidentState.BROKEN, cells)
+    name = tick.contract.name
+    id = hashlib.sha256("\0".join((name, *key, repr(since))).encode()).hexdigest()[:12]
+    return Incident(id, name, *key, IncidentState.BROKEN, cells)
 
 
 def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | None, tick: Tick) -> BrokenCell:
     """A cell, and whether the contract measures anything of it, and what is to blame for it."""
-    quantity = tick.quantities.get(place, "")
+    quantities = tick.contract.quantity_digests
+    quantity = quantities.get(place, "")
     if broken is not None:
         row = _broken_row(before, place, *broken, quantity)
     else:
@@ -355,8 +270,9 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
         row = before if before.until is not None else replace(before, until=tick.now)
     changed = bool(row.quantity) and quantity != row.quantity
     if row.clause == INPUT_CLAUSE:
-        changed = row.slice != ALL and all(slice != row.slice for _, slice in tick.quantities)
-    cause = tick.causes.get(Cell(tick.contract, *place, *key[1:])) if key[0] == "fail" and row.until is None else None
+        changed = row.slice != ALL and all(slice != row.slice for _, slice in quantities)
+    cell = Cell(tick.contract.name, *place, *key[1:])
+    cause = tick.evaluation.causes.get(cell) if key[0] == "fail" and row.until is None else None
     if changed == row.changed and cause is None:
         return row
     return replace(row, changed=changed, cause=row.cause if cause is None else cause.text)

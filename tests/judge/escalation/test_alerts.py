@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kc_otel.judge.decisions import DecisionTable, Pin, pin
 from kc_otel.judge.escalation.alerts import Phase, PolicyState, advance, step_keys
+from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.verdict import Status
+from tests.tools.escalations import advanced, tick_of
 
 
 def run(contract, ticks, state=None):
@@ -18,7 +21,7 @@ def run(contract, ticks, state=None):
     state = state or PolicyState(contract.name)
     edges = []
     for at, verdicts, *invalid in ticks:
-        state, transitions = advance(contract, state, verdicts, invalid[0] if invalid else {}, at)
+        state, transitions = advanced(contract, verdicts, at, state, invalid[0] if invalid else {})
         edges += [(at, t.severity, t.phase.value, t.cell.slice) for t in transitions]
     return state, edges
 
@@ -79,11 +82,13 @@ def test_the_end_of_missing_data_says_which_end_it_is(make_contract, make_verdic
         (silent, silent, make_contract([]), changed),
         (silent, ok, contract, ""),
     ):
-        state, _ = advance(contract, PolicyState(contract.name), [before], {}, 0)
-        _, (edge,) = advance(under, state, [after], {}, 60)
+        state, _ = advanced(contract, [before], 0)
+        _, (edge,) = advanced(under, [after], 60, state)
         assert (edge.phase, edge.end) == (Phase.RESOLVED, said)
-    state, _ = advance(contract, PolicyState(contract.name), [silent], {}, 0)
-    _, (edge,) = advance(contract, state, [silent], {}, 60, lambda *_: True)
+    state, _ = advanced(contract, [silent], 0)
+    table = pin(DecisionTable(), Pin(contract.name, "code", "train-kernel", "ada", "slow", 50.0))
+    tick = replace(tick_of(contract, [silent], 60), table=table, traffic=TrafficSeen(kept=lambda *_: 60.0))
+    _, (edge,) = advance(tick, state)
     assert edge.end == "are no longer expected: requests are kept from this kernel, as ordered"
 
 
@@ -111,13 +116,13 @@ def test_a_step_fires_and_clears_by_what_it_watches(make_contract, make_verdict,
 def test_invalid_input_is_an_alert_of_its_own_for_each_pair_of_kernels(make_contract, make_verdict):
     contract = make_contract([{"on": "invalid-input", "for": "10s", "do": ["notify"]}, *ONE])
     found = {PAIR: {"nan": 2, "shift": 5, "x": 0}, (PAIR[0], "c" * 12): {"shift": 1}}
-    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("PASS")], found, 0)
-    state, (firing, other) = advance(contract, state, [make_verdict("PASS")], found, 10)
+    state, _ = advanced(contract, [make_verdict("PASS")], 0, invalid=found)
+    state, (firing, other) = advanced(contract, [make_verdict("PASS")], 10, state, found)
     assert (firing.cell[-2:], other.cell.kernel_inference) == (PAIR, "c" * 12)
     assert (firing.cell.clause, firing.cell.slice, firing.verdict.samples) == ("input", "all", 7)
     assert "2 nan, 5 shift" in firing.verdict.reason
     verdicts = [make_verdict("PASS"), make_verdict("NO_DATA", inference="c" * 12)]
-    _, (resolved,) = advance(contract, state, verdicts, {PAIR: {"nan": 0}}, 20)
+    _, (resolved,) = advanced(contract, verdicts, 20, state, {PAIR: {"nan": 0}})
     assert (resolved.phase, resolved.cell[-2:]) == (Phase.RESOLVED, PAIR)
 
 
@@ -141,15 +146,15 @@ def test_step_keys_tell_alike_steps_apart(make_contract):
 def test_invalid_input_does_not_end_by_silence(make_contract, make_verdict):
     """That no sequence fails where none comes says nothing; one that is measured and valid does."""
     contract = make_contract([{"on": "invalid-input", "do": ["notify"]}])
-    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("PASS")], {PAIR: {"nan": 2}}, 0)
+    state, _ = advanced(contract, [make_verdict("PASS")], 0, invalid={PAIR: {"nan": 2}})
     for verdicts in ([], [make_verdict("NO_DATA")]):
-        state, edges = advance(contract, state, verdicts, {}, 100)
+        state, edges = advanced(contract, verdicts, 100, state)
         assert (edges, len(state.firing)) == ((), 1)
     others = make_verdict("PASS", inference="another")
-    state, edges = advance(contract, state, [make_verdict("NO_DATA"), others], {}, 150)
+    state, edges = advanced(contract, [make_verdict("NO_DATA"), others], 150, state)
     assert (edges, len(state.firing)) == ((), 1)
     for verdict in (make_verdict("INCONCLUSIVE"), others):  # the pair itself, or others after it has gone
-        _, (resolved,) = advance(contract, state, [verdict], {}, 200)
+        _, (resolved,) = advanced(contract, [verdict], 200, state)
         assert resolved.phase is Phase.RESOLVED
 
 
@@ -182,7 +187,7 @@ def replay(world, contract, ticks):
     for index, (step, statuses) in enumerate(ticks):
         now += step
         verdicts = [world.verdict_of(status, slice=name) for name, status in statuses.items() if status]
-        state, transitions = advance(contract, state, verdicts, {}, now)
+        state, transitions = advanced(contract, verdicts, now, state)
         edges += [(index, transition) for transition in transitions]
     return edges
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, People, PolicyState, advance
-from kc_otel.judge.escalation.escalate import AT_ONCE, MessageGroup, ToldAlert, group_messages
+from kc_otel.judge.escalation.alerts import ROLLED_BACK
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, encode, rfc3339, summary
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.verdict import Status
 from tests.tools.bodies import body_of
+from tests.tools.escalations import advanced
 
 AT = 1_700_000_000.0
 
@@ -25,8 +25,8 @@ def contract(make_contract):
 @pytest.fixture(scope="module")
 def edges(contract, make_verdict):
     fail = [make_verdict("FAIL", at=AT, evidence=1.0), make_verdict("FAIL", slice="all", at=AT, evidence=1.0)]
-    state, firing = advance(contract, PolicyState(contract.name), fail, {}, AT)
-    _, resolved = advance(contract, state, [make_verdict("PASS", at=AT + 90)], {}, AT + 90)
+    state, firing = advanced(contract, fail, AT)
+    _, resolved = advanced(contract, [make_verdict("PASS", at=AT + 90)], AT + 90, state)
     return firing, resolved
 
 
@@ -81,7 +81,7 @@ def test_description_says_the_numbers_in_plain_words(contract, edges):
 def test_a_body_says_what_its_fails_rest_on(contract, edges, make_verdict):
     said = [body_of(contract, transitions)["kernelContract"]["evidence"] for transitions in edges]
     assert said == ["On average, chance alone raises such an alert at most once in 30d in the whole contract.", ""]
-    _, seen = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
+    _, seen = advanced(contract, [make_verdict("FAIL", at=AT)], AT)
     body = body_of(contract, seen)
     assert body["kernelContract"]["evidence"].startswith("The observed value itself exceeds the limit")
     assert body["kernelContract"]["evidence"] in body["alerts"][0]["annotations"]["description"]
@@ -115,7 +115,7 @@ def test_resolved_alert_has_its_end(contract, edges):
 
 def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
     contract = make_contract([{"on": "no-data", "do": ["notify"]}])
-    _, edges = advance(contract, PolicyState(contract.name), [make_verdict("NO_DATA")], {}, AT)
+    _, edges = advanced(contract, [make_verdict("NO_DATA")], AT)
     first = encode(body_of(contract, edges))
     assert first == encode(body_of(contract, edges))
     body = json.loads(first, parse_constant=pytest.fail)
@@ -126,7 +126,7 @@ def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
 
 def test_unbounded_interval_is_said_in_words(contract, make_verdict):
     verdict = make_verdict("FAIL", upper=float("inf"))
-    _, edges = advance(contract, PolicyState(contract.name), [verdict], {}, AT)
+    _, edges = advanced(contract, [verdict], AT)
     description = body_of(contract, edges)["alerts"][0]["annotations"]["description"]
     assert "is 0.0123, at least 0.0101 at 99% confidence" in description
 
@@ -155,20 +155,6 @@ def test_the_end_of_what_is_only_contained_is_no_repair(edges):
     assert "is contained" in said[IncidentState.CONTAINED]
     assert said[IncidentState.CONTAINED].endswith("routers avoid the kernel, which is not repaired")
     assert "without proof of recovery" in said[IncidentState.UNPROVEN]
-
-
-def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(edges):
-    """An endpoint is told the end of a breach that nothing refuted once users are kept from it, and before that so."""
-    gone, _ = edges[1]
-    cell, at = gone.cell, AT + 90
-    broken = BrokenCell(cell.clause, cell.slice, since=AT, until=at)
-    told = MessageGroup("1", "pager", (ToldAlert(gone, "firing"),), (gone.step,))
-    reasons = {}
-    for state in (IncidentState.BROKEN, IncidentState.CONTAINED):
-        of = ("1", cell.contract, "fail", cell.kernel_train, cell.kernel_inference, state, (broken,))
-        _, messages = group_messages([told], [], [], [Incident(*of)], People(), AT_ONCE, 60.0, 60.0, at + 60.0)
-        reasons[state] = [str(message.reason) for message in messages]
-    assert reasons == {IncidentState.BROKEN: ["unproven"], IncidentState.CONTAINED: ["resolved"]}
 
 
 def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(contract, edges):
@@ -204,6 +190,6 @@ def test_the_description_says_that_sequences_were_judged(make_contract, make_ver
         [{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}],
         statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "sequence", "limit": 0.004}],
     )
-    _, firing = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
+    _, firing = advanced(contract, [make_verdict("FAIL", at=AT)], AT)
     (alert,) = body_of(contract, firing)["alerts"]
     assert "Mean of tv_token by sequence is 0.0123, between " in alert["annotations"]["description"]

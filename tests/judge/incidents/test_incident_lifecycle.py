@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from kc_otel.judge.decisions import Canary, DecisionTable, Pin, changed, kept_since, lift, pin
-from kc_otel.judge.escalation.alerts import Alert, People, PolicyState, Silence, advance
+from kc_otel.judge.escalation.alerts import Alert, People, Silence
+from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
-from kc_otel.judge.incidents.incident_lifecycle import Tick, TrafficSeen, follow, with_roll_backs, with_word
+from kc_otel.judge.incidents.incident_lifecycle import follow, with_roll_backs, with_word
 from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
 from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
-from tests.tools.escalations import Escalating
+from tests.tools.escalations import Escalating, advanced, tick_of
 from tests.tools.verdicts import verdict_of
 
 UNTAKEN = "no router that sent requests to this kernel has kept any away from it yet"
@@ -36,10 +37,6 @@ class Evaluator(Escalating):
         self.options["traffic"] = self.traffic
         step = self.evaluate(now, verdicts, invalid)
         return (*self.lasting, *step.resolved)
-
-
-def tick_of(verdicts: list[Verdict], now: float, quantities: dict[tuple[str, str], str] | None = None) -> Tick:
-    return Tick("policy-7b", verdicts, DecisionTable(), now, quantities=quantities or {})
 
 
 def fail(slice: str, **more: Any) -> Verdict:
@@ -137,13 +134,13 @@ def test_an_earlier_onset_moves_the_start_and_not_the_id():
     evaluator = Evaluator(QUIET)
     (first,) = evaluator.tick(10.0, fail("code"))
     alert = replace(fired(fail("prose")), since=3.0)
-    (after,) = follow(tick_of([fail("code"), fail("prose")], 20.0), (first,), [alert])
+    (after,) = follow(tick_of(evaluator.contract, [fail("code"), fail("prose")], 20.0), (first,), [alert])
     assert (after.id, after.since) == (first.id, 3.0)
 
 
 def fired(verdict: Verdict) -> Alert:
     contract = contract_with(ROUTING)
-    return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1][0]
+    return advanced(contract, [verdict], 15.0)[1][0]
 
 
 def test_what_only_the_alert_holds_is_told_as_it_was():
@@ -693,15 +690,20 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
 
 def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were_missing():
     for on, first in (("no-data", "NO_DATA"), ("inconclusive", "INCONCLUSIVE")):
-        contract = contract_with([{"on": on, "do": ["notify"]}])
-        was, now, place = verdict_of(first), verdict_of("PASS"), ("token-tv", "code")
-        state, (fired,) = advance(contract, PolicyState(contract.name), [was], {}, 0.0)
-        (begun,) = follow(tick_of([was], 0.0, {place: "before"}), (), state.firing)
-        state, (ended,) = advance(contract, state, [now], {}, 60.0)
-        (over,) = follow(tick_of([now], 60.0, {place: "after"}), [begun], state.firing)
+        contract, another = (
+            contract_with(
+                [{"on": on, "do": ["notify"]}], statistical=[{"id": "token-tv", "metric": name, "limit": 0.004}]
+            )
+            for name in ("tv_token", "k3")
+        )
+        was, now = verdict_of(first), verdict_of("PASS")
+        state, (fired,) = advanced(contract, [was], 0.0)
+        (begun,) = follow(tick_of(contract, [was], 0.0), (), state.firing)
+        state, (ended,) = advanced(contract, [now], 60.0, state)
+        (over,) = follow(tick_of(another, [now], 60.0), [begun], state.firing)
         assert (fired.on, over.state_text) == (on, "Closed without proof of recovery")
         assert "is no longer asked for" in summary(ended, {}, over)
-        (same,) = follow(tick_of([now], 60.0, {place: "before"}), [begun], ())
+        (same,) = follow(tick_of(contract, [now], 60.0), [begun], ())
         assert same.state_text == "Resolved"
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.history import KEPT_STEPS, CellHistory, EventLog
 from kc_otel.serve.store.state_file import StateError, unit_of_work
+from tests.tools.escalations import advanced
 from tests.tools.full_disk import refuse_commits, relieve
 
 CELL = Cell("policy", "token-tv", "code", "t", "i")
@@ -121,7 +121,7 @@ def test_names_that_begin_alike_are_told_apart(connection, history):
 
 def test_events_are_read_in_order(connection, make_contract, make_verdict):
     contract = make_contract([{"on": "fail", "do": ["notify", {"webhook": "pager"}]}])
-    _, edges = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, 5)
+    _, edges = advanced(contract, [make_verdict("FAIL")], 5)
     store = EventLog(connection)
     store.transition(edges[0])
     store.record("other", "resumed", {"by": "ada", "why": "fixed"}, 6)

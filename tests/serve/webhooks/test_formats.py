@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from kc_otel.judge.decisions import DecisionTable
-from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import Tick, follow
+from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from tests.tools.bodies import body_of
+from tests.tools.escalations import advanced, tick_of
 
 AT = 1_700_000_000.0
 
@@ -24,8 +23,8 @@ def contract(make_contract):
 
 def begun_of(contract, verdicts):
     """The policy after these verdicts, what fires, and the incident that begins."""
-    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(Tick(contract.name, verdicts, DecisionTable(), AT), (), state.firing)
+    state, fired = advanced(contract, verdicts, AT)
+    (begun,) = follow(tick_of(contract, verdicts, AT), (), state.firing)
     return state, fired, begun
 
 
@@ -34,8 +33,8 @@ def stored(contract, make_verdict):
     """The bodies of a firing and of its resolve, as the outbox holds them."""
     slices = ("code", "prose")
     failing = [make_verdict("FAIL", slice=slice) for slice in slices]
-    state, fired = advance(contract, PolicyState(contract.name), failing, {}, AT)
-    _, resolved = advance(contract, state, [make_verdict("PASS", slice=slice) for slice in slices], {}, AT + 60)
+    state, fired = advanced(contract, failing, AT)
+    _, resolved = advanced(contract, [make_verdict("PASS", slice=slice) for slice in slices], AT + 60, state)
     return [
         encode(body_of(contract, transition, external_url="https://kc.example/")) for transition in (fired, resolved)
     ]
@@ -86,7 +85,7 @@ def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(con
     verdicts = [make_verdict("FAIL", slice="a"), make_verdict("FAIL", slice="b")]
     state, _, begun = begun_of(contract, verdicts)
     later = [make_verdict("PASS", slice="a"), make_verdict("FAIL", slice="b")]
-    _, ended = advance(contract, state, later, {}, AT + 60)
+    _, ended = advanced(contract, later, AT + 60, state)
     body = body_of(contract, ended, reason="update", incident=begun, lasting=1)
     event = sent("pagerduty", encode(body), key="R" * 32)
     assert event["payload"]["summary"].startswith("policy-7b: token-tv is above its limit on ")
@@ -97,7 +96,7 @@ def test_an_alert_says_since_when_its_cell_is_broken_not_since_when_its_step_fir
     contract = make_contract([{"on": "fail", "do": ["notify"]}, pager])
     verdicts = [make_verdict("FAIL")]
     state, _, begun = begun_of(contract, verdicts)
-    _, fired = advance(contract, state, verdicts, {}, AT + 300)
+    _, fired = advanced(contract, verdicts, AT + 300, state)
     body = body_of(contract, fired, incident=begun, lasting=1)
     assert "Since 2023-11-14 22:13:20 UTC." in body["alerts"][0]["annotations"]["description"]
 
@@ -115,8 +114,8 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
     verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(45)]
     state, fired, begun = begun_of(contract, verdicts)
     passing = [make_verdict("PASS", slice=f"s{n}") for n in range(45)]
-    state, ended = advance(contract, state, passing, {}, AT + 60)
-    (over,) = follow(Tick(contract.name, passing, DecisionTable(), AT + 60), [begun], state.firing)
+    state, ended = advanced(contract, passing, AT + 60, state)
+    (over,) = follow(tick_of(contract, passing, AT + 60), [begun], state.firing)
     kernels = [KernelInfo("inference", "b" * 12, {"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}, AT)]
     bodies = [
         encode(
