@@ -95,24 +95,34 @@ def split_by_cause(
     limit, share = clause.limit_for(ALL), weight[STALE] / observed
     if not own.samples:
         unknown = Part(math.nan, -math.inf, math.inf)
-        return Causes(clause.id, limit, 1.0, Part(stale.estimate, stale.lower, stale.upper), unknown, unknown, lags)
+        total = Part(stale.estimate, stale.lower, stale.upper)
+        said = f"all of it was sampled by older weights, so kernel drift is not known; in total {total}"
+        return Causes(clause.id, limit, 1.0, total, unknown, unknown, lags, said)
 
-    def total(fresh: float, old: float) -> float:
+    def mixed(fresh: float, old: float) -> float:
         return (1.0 - share) * fresh + share * old
 
-    return Causes(
-        clause.id,
-        limit,
-        share,
-        Part(total(own.estimate, stale.estimate), total(own.lower, stale.lower), total(own.upper, stale.upper)),
-        Part(own.estimate, own.lower, own.upper),
-        Part(
-            share * (stale.estimate - own.estimate),
-            share * (stale.lower - own.upper),
-            share * (stale.upper - own.lower),
-        ),
-        lags,
-    )
+    kernel = Part(own.estimate, own.lower, own.upper)
+    total = Part(mixed(own.estimate, stale.estimate), mixed(own.lower, stale.lower), mixed(own.upper, stale.upper))
+    added = stale.estimate - own.estimate, stale.lower - own.upper, stale.upper - own.lower
+    staleness = Part(*(share * side for side in added))
+    return Causes(clause.id, limit, share, total, kernel, staleness, lags, to_blame(limit, total, kernel, staleness))
+
+
+def to_blame(limit: float, total: Part, kernel: Part, staleness: Part) -> str:
+    """Say which cause is to blame, with its numbers.
+
+    A part is to blame for itself where it alone is above the limit. Staleness is to blame, too, where it takes a total
+    above the limit whose kernels' part is not.
+    """
+    numbers = f"kernel drift {kernel}, weights' age adds {staleness}, in total {total}"
+    if kernel.lower > limit:
+        what = "both grew" if staleness.lower > limit else "the kernels' drift grew"
+        return f"{what}: {numbers}"
+    if not (staleness.lower > 0.0 and total.lower > limit):
+        return numbers
+    own = "not the kernels' drift" if kernel.upper <= limit else "and the kernels' drift is undecided"
+    return f"staleness grew, {own}: {numbers}"
 
 
 def _additive(clause: Clause) -> bool:

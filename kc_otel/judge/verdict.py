@@ -6,11 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import PlainSerializer
 
 from kc_otel.contract.clause import About
 from kc_otel.contract.words import NOTHING_TO_MEASURE, interval, number
+from kc_otel.judge.plain_json import finite_or_none
 
+Number = Annotated[float, PlainSerializer(finite_or_none, return_type=float | None, when_used="json")]
+"""A number that the API answers as null where it is not finite."""
 INPUT_CLAUSE: Final = "input"
 """Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`."""
 
@@ -91,13 +96,12 @@ class Verdict:
 class Part:
     """A part of a clause's mean, with its confidence interval; nan where nothing is known of it."""
 
-    estimate: float
-    lower: float
-    upper: float
+    estimate: Number
+    lower: Number
+    upper: Number
 
     def __str__(self) -> str:
-        sides = (side if math.isfinite(side) else None for side in (self.lower, self.upper))
-        return f"{number(self.estimate)} ({interval(*sides)})"
+        return f"{number(self.estimate)} ({interval(*map(finite_or_none, (self.lower, self.upper)))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +129,8 @@ class Causes:
     """Increase due to the age of the other weights."""
     by_lag: tuple[OfLag, ...] = ()
     """The smallest lag first; a sequence's older tokens have the lag of the oldest."""
-
-    @property
-    def text(self) -> str:
-        """The cause to blame, as a phrase with its numbers.
-
-        A part is to blame for itself where it alone is above the limit. Staleness is to blame, too, where it takes a
-        total above the limit whose kernels' part is not.
-        """
-        numbers = f"kernel drift {self.kernel}, weights' age adds {self.staleness}, in total {self.total}"
-        if math.isnan(self.kernel.estimate):
-            return f"all of it was sampled by older weights, so kernel drift is not known; in total {self.total}"
-        if self.kernel.lower > self.limit:
-            what = "both grew" if self.staleness.lower > self.limit else "the kernels' drift grew"
-            return f"{what}: {numbers}"
-        if not (self.staleness.lower > 0.0 and self.total.lower > self.limit):
-            return numbers
-        own = "not the kernels' drift" if self.kernel.upper <= self.limit else "and the kernels' drift is undecided"
-        return f"staleness grew, {own}: {numbers}"
+    text: str = ""
+    """The cause to blame, as a phrase with its numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from kc_otel import Recorder, TrainingLog
-from kc_otel.judge.verdict import Causes, Part
+from kc_otel.judge.causes import to_blame
+from kc_otel.judge.verdict import Part
 from tests.tools.contracts import contract_of
 from tests.tools.judge import Judge
 from tests.tools.two_causes import LIMIT, PLANTED, SHARES, sampled
@@ -61,7 +62,7 @@ def test_planted_drift_and_planted_staleness_are_told_apart(said, runs):
 def test_a_cause_is_blamed_for_what_its_bounds_show(kernel, staleness, total, said):
     """The kernels above the limit, staleness above it or above what they leave; neither by an interval that is wide."""
     parts = (Part(sum(bounds) / 2, *bounds) for bounds in (total, kernel, staleness))
-    assert Causes("token-tv", LIMIT, 0.5, *parts).text.startswith(said)
+    assert to_blame(LIMIT, *parts).startswith(said)
 
 
 def test_nothing_is_said_of_causes_where_nothing_is_stale():

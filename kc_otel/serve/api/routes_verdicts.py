@@ -5,7 +5,6 @@ Numbers that are not finite are null: JSON has no NaN.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import kernel_names, stand_in, unlike_declared
-from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status
+from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Status
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, check_known
 from kc_otel.serve.core import Core
@@ -34,42 +33,6 @@ Start = Annotated[float, Query(alias="from", description="Unix time, seconds.")]
 End = Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")]
 Finite = Annotated[float | None, BeforeValidator(finite_or_none)]
 """A number, or null where JSON could not say it."""
-
-
-class PartView(View):
-    """A part of a mean, with its confidence interval."""
-
-    estimate: Finite
-    lower: Finite
-    upper: Finite
-
-
-class LagView(PartView):
-    """A mean over what weights of some lags sampled, with its confidence interval."""
-
-    lag: str
-    """Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`."""
-    share: float
-    """Share of the observations; of a clause by prompt, of the tokens."""
-
-
-class CausesView(View):
-    """Split of a mean over everything sampled into the kernels' drift and the age of the weights."""
-
-    clause: str
-    """Clause whose mean it is; that of a clause on the weights' lag is of another."""
-    limit: float
-    share: float
-    """Share of the observations that older weights sampled; of a clause by prompt, of the tokens."""
-    total: PartView
-    kernel: PartView
-    """The mean over what the training kernel's weights sampled; null where that is nothing."""
-    staleness: PartView
-    """Increase due to the age of the other weights."""
-    by_lag: list[LagView]
-    """The mean at each lag that was observed; a sequence's older tokens have the lag of the oldest."""
-    text: str
-    """The larger of the two causes, as a phrase."""
 
 
 class CellKey(View):
@@ -111,7 +74,7 @@ class VerdictView(CellKey):
     """True if any observation of the cell is stored; otherwise NO_DATA means that nobody has reported yet."""
     no_traffic: bool
     """True where NO_DATA follows from an order that keeps the slice's requests from the kernel."""
-    causes: CausesView | None
+    causes: Causes | None
     """Split by cause, on all traffic, where older weights sampled some of it."""
     since: float
     """Unix time since when the status is what it is."""
@@ -310,12 +273,11 @@ def _verdicts(core: Core, contract: str | None) -> Iterator[VerdictView]:
     kept_away = core.kept_away()
     for place, (verdict, since, alerts) in enumerate([*judged, *left]):
         gone = place >= len(judged)
-        causes = None if gone else core.causes.get(verdict.cell)
         yield VerdictView.of(
             verdict,
             **verdict.cell._asdict(),
             no_traffic=kept_away(verdict),
-            causes=causes and CausesView.model_validate({**dataclasses.asdict(causes), "text": causes.text}),
+            causes=None if gone else core.causes.get(verdict.cell),
             since=since,
             firing=sorted({alert.severity for alert in alerts}),
             gone=gone,
