@@ -303,7 +303,7 @@ class Evaluator:
 
     def missing(self, contract: str, now: float) -> list[Missing]:
         """Points that are not judged now, one row by outcome and kernel pair; the oldest first."""
-        return missing(self.states[contract].refused.present(now))
+        return missing(contract, self.states[contract].refused.present(now))
 
     def newest(self, contract: str) -> dict[tuple[str, str], tuple[float, float]]:
         """Unix times of the newest observation of each slice and inference version, and of the last arrival of one."""

@@ -273,16 +273,17 @@ class RefusedSender:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Points of a kernel pair that are not judged for one reason, since a Unix time.
+    """Points of a kernel pair that arrive and are not judged, for one reason; fingerprints are empty where unknown."""
 
-    The pair is empty where the points do not say. `text` has reason, remedy and senders, as the end of a sentence.
-    """
-
+    contract: str
+    kernel_train: str
+    kernel_inference: str
     outcome: str
-    pair: Pair
+    """As in `kc.evaluator.points`; `invalid` where more than 1 % of the sequences failed the input checks."""
     senders: int
     since: float
     text: str
+    """Reason, remedy and senders, as the end of a sentence."""
 
     @property
     def what(self) -> str:
@@ -331,13 +332,13 @@ class RefusedPoints:
         return now - known.last <= self.lasting
 
 
-def missing(refused: Iterable[RefusedSender]) -> list[Missing]:
-    """Return the points that are missing, one row for all senders of a kernel pair with one reason."""
+def missing(contract: str, refused: Iterable[RefusedSender]) -> list[Missing]:
+    """Return the points that a contract misses, one row for all senders of a kernel pair with one reason."""
     rows: dict[tuple[str, Pair], list[RefusedSender]] = {}
     for found in refused:
         rows.setdefault((found.outcome, found.pair), []).append(found)
     return [
-        Missing(outcome, pair, len(found), min(sender.since for sender in found), _text(outcome, found))
+        Missing(contract, *pair, outcome, len(found), min(sender.since for sender in found), _text(outcome, found))
         for (outcome, pair), found in rows.items()
     ]
 

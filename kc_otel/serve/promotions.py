@@ -352,7 +352,7 @@ def reasons_to_wait(
     if not found and promotion.position.stage is not Stage.OFFLINE_CI:
         reasons.append("it has not reported its fields, so nothing shows that it is what the contract declares")
     reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, kernels)]
-    reasons += [f"{row.what} of it are not judged: {row.text}" for row in missing if row.pair[1] == version]
+    reasons += [f"{row.what} of it are not judged: {row.text}" for row in missing if row.kernel_inference == version]
     reasons += [
         f"incident {incident.id} of it is not over: {incident.headline}; {incident.state_text[:1].lower()}"
         f"{incident.state_text[1:]}"

@@ -96,7 +96,9 @@ def read(
         ],
         "kc.evaluator.points": sorted(evaluator.counters.items()),
         "kc.evaluator.missing": [
-            (name, row.outcome, *row.pair, row.senders) for name in contracts for row in core.missing(name)
+            (name, row.outcome, row.kernel_train, row.kernel_inference, row.senders)
+            for name in contracts
+            for row in core.missing(name)
         ],
         "kc.evaluator.silent": [
             (name, kernel.version, core.silent_recorders(name, kernel.version)[0])

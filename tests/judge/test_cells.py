@@ -333,7 +333,9 @@ def test_too_many_sequences_that_fail_the_checks_are_told(
     evaluator.ingest_metrics(counted(reason, failed, NOW - 5, NOW, pair), NOW)
     evaluator.evaluate(NOW + 1)
     found = evaluator.missing("policy", NOW + 1)
-    assert [(row.pair, row.outcome) for row in found] == ([(pair, "invalid")] if said else [])
+    assert [((row.kernel_train, row.kernel_inference), row.outcome) for row in found] == (
+        [(pair, "invalid")] if said else []
+    )
     assert all(row.text.startswith(said or "") for row in found)
     evaluator.evaluate(NOW + 700)
     assert evaluator.missing("policy", NOW + 700) == []
@@ -348,7 +350,7 @@ def test_too_many_sequences_of_a_slice_are_told_though_few_of_all_fail() -> None
         evaluator.ingest_metrics(counted("nan_logprob", 10, NOW - 5, NOW, pair, slice=slice), NOW)
     evaluator.evaluate(NOW + 1)
     (row,) = evaluator.missing("policy", NOW + 1)
-    assert (row.pair, row.outcome) == (pair, "invalid")
+    assert ((row.kernel_train, row.kernel_inference), row.outcome) == (pair, "invalid")
     assert row.text.startswith("20 % of the sequences on slice code failed the input checks in the window, most of")
 
 

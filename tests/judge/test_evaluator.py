@@ -69,7 +69,12 @@ def test_batches_that_a_recorder_drops_are_missing_while_it_drops_more(contract,
     assert statuses(evaluator, at) == {cell(): Status.PASS}
     assert evaluator.counters["dropped"] == 6
     (row,) = evaluator.missing("policy", at)
-    assert (row.outcome, row.pair, row.senders, row.since) == ("dropped", ("", INFERENCE), 1, now + 10.0)
+    assert (row.outcome, (row.kernel_train, row.kernel_inference), row.senders, row.since) == (
+        "dropped",
+        ("", INFERENCE),
+        1,
+        now + 10.0,
+    )
     assert row.text == "its recorder dropped batches (measure-failed); the recorder's log says why; from gpu-7"
     window = evaluator.states["policy"].contract.observability.window
     assert evaluator.missing("policy", now + 60.0 + window) == [row]
@@ -267,7 +272,12 @@ def test_points_that_no_verdict_has_are_said_while_they_come(contract, sender, n
         take(evaluator, at, right.request(at, small(5000)), wrong.request(at + ahead, large(500)))
     assert statuses(evaluator, at) == {cell(): Status.PASS}
     (row,) = evaluator.missing("policy", at)
-    assert (row.outcome, row.pair, row.senders, row.since) == (outcome, cell()[-2:], 1, now)
+    assert (row.outcome, (row.kernel_train, row.kernel_inference), row.senders, row.since) == (
+        outcome,
+        cell()[-2:],
+        1,
+        now,
+    )
     assert row.text.endswith(f"({'41m ahead' if ahead > 0 else '10m old'}); from gpu-7")
     assert "check the sender's clock" in row.text
     window = evaluator.states["policy"].contract.observability.window
@@ -302,9 +312,9 @@ def test_points_that_are_refused_have_their_own_reason_and_many_senders_one_row(
         evaluator.ingest_metrics(sender(instance=f"i{instance}").request(now + 100, [0.1]), now + 1)
     strange, future, others = evaluator.missing("policy", now + 2)
     assert strange.text == "contract policy has no slice 'poetry'; from 0"
-    assert (future.pair, future.senders) == (cell()[-2:], 63)
+    assert ((future.kernel_train, future.kernel_inference), future.senders) == (cell()[-2:], 63)
     assert future.text.endswith("(1m39s ahead); from i0; i1; i2; 60 more")
-    assert (others.pair, others.senders, others.outcome) == (("", ""), 1, "future")
+    assert ((others.kernel_train, others.kernel_inference), others.senders, others.outcome) == (("", ""), 1, "future")
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -324,9 +334,14 @@ def test_points_that_are_impossible_are_missing_of_their_kernels(contract, sende
     unsaid.resource_metrics[0].scope_metrics[0].metrics[0].exponential_histogram.aggregation_temporality = 0
     take(evaluator, now, request, unsaid)
     found, other = evaluator.missing("policy", now + 1)
-    assert (found.outcome, found.pair, found.senders, found.since) == ("malformed", cell()[-2:], 1, now)
+    assert (found.outcome, (found.kernel_train, found.kernel_inference), found.senders, found.since) == (
+        "malformed",
+        cell()[-2:],
+        1,
+        now,
+    )
     assert found.text == f"a point of kc.drift.tv_token is impossible: {said}; from gpu-7"
-    assert (other.outcome, other.pair) == ("malformed", (TRAIN, NEWER))
+    assert (other.outcome, (other.kernel_train, other.kernel_inference)) == ("malformed", (TRAIN, NEWER))
     assert evaluator.missing("reward", now + 1) == []
 
 
@@ -338,9 +353,9 @@ def test_points_of_no_contract_that_is_loaded_are_missing_of_each(contract, send
     take(evaluator, now, sender(contract="polcy").request(now, [0.1]), gauge_of(1, now, "polcy"), unnamed)
     for name in ("policy", "reward"):
         strange, nameless = evaluator.missing(name, now + 1)
-        assert (strange.outcome, strange.pair) == ("unknown_contract", cell()[-2:])
+        assert (strange.outcome, (strange.kernel_train, strange.kernel_inference)) == ("unknown_contract", cell()[-2:])
         assert strange.text == "contract 'polcy' is not loaded here; loaded: policy, reward; from 0"
-        assert (nameless.outcome, nameless.pair) == ("malformed", ("", ""))
+        assert (nameless.outcome, (nameless.kernel_train, nameless.kernel_inference)) == ("malformed", ("", ""))
         assert nameless.text.startswith("a point of kc.drift.tv_token has no attribute kc.contract")
 
 

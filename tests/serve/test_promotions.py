@@ -331,7 +331,7 @@ def test_a_version_with_an_unproven_breach_waits(driven):
 
 
 FLOAT16 = KernelInfo("inference", "v2", {"dtype": "float16"}, 0.0)
-REFUSED = Missing("future", ("trainA", "v2"), 1, 0.0, "points are from the future")
+REFUSED = Missing("policy", "trainA", "v2", "future", 1, 0.0, "points are from the future")
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ REFUSED = Missing("future", ("trainA", "v2"), 1, 0.0, "points are from the futur
     [
         ("kernels", (FLOAT16,), None, "dtype bfloat16 is declared, and"),
         ("kernels", (), None, "it has not reported its fields"),
-        ("missing", [REFUSED], [replace(REFUSED, pair=("trainA", "v1"))], "points of it are not judged: points are"),
+        ("missing", [REFUSED], [replace(REFUSED, kernel_inference="v1")], "points of it are not judged: points are"),
         ("silent_recorders", (1, "1 of 2 recorders is silent"), None, "1 of 2 recorders is silent"),
     ],
 )

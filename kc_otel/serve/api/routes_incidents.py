@@ -14,6 +14,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.alerts import People
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
+from kc_otel.judge.point_streams import Missing
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, check_known, ordered, stated
@@ -179,22 +180,6 @@ class InForceView(View):
     text: str
 
 
-class MissingView(View):
-    """Points of a kernel pair that arrive and are not judged, for one reason."""
-
-    contract: str
-    kernel_train: str
-    """Short fingerprint; empty where the points do not say."""
-    kernel_inference: str
-    """Short fingerprint; empty where the points do not say."""
-    outcome: str
-    """As in `kc.evaluator.points`; `invalid` where more than 1 % of the sequences failed the input checks."""
-    senders: int
-    since: float
-    text: str
-    """Reason, remedy and senders."""
-
-
 class Overview(View):
     """Current faults, and the decisions in force."""
 
@@ -215,7 +200,7 @@ class Overview(View):
     """Of those without data, how many have no traffic by order; by contract."""
     incidents: list[IncidentView]
     """Worst first."""
-    missing: list[MissingView]
+    missing: list[Missing]
     """Points that arrive and are not judged: verdicts say nothing about them. Ends a window after the last."""
     in_force: list[InForceView]
 
@@ -256,11 +241,7 @@ def _overview(core: Core, version: str) -> Overview:
         counts={name: dict(count) for name, count in counts.items()},
         no_traffic=dict(silent),
         incidents=incident_views(core, lasting),
-        missing=[
-            MissingView.of(row, contract=name, kernel_train=row.pair[0], kernel_inference=row.pair[1])
-            for name in core.contracts
-            for row in core.missing(name)
-        ],
+        missing=[row for name in core.contracts for row in core.missing(name)],
         in_force=[*_routes(core, lasting), *_by_people(core)],
     )
 
