@@ -35,20 +35,10 @@ from kc_otel.generate.files import (
     Sites,
     overview_link,
 )
-from kc_otel.judge.escalation.alerts import ROLLED_BACK
-from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
-from kc_otel.judge.verdict import INPUT_CLAUSE, Status
+from kc_otel.judge.escalation.webhook_body import ROLLED_BACK_ALERT
+from kc_otel.judge.verdict import FAULTS, INPUT_CLAUSE, Status
 
 CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
-
-HELD_BY: Final = {
-    Status.FAIL: (Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT),
-    Status.INCONCLUSIVE: (Status.NO_DATA,),
-    Status.NO_DATA: (),
-}
-"""Verdicts that neither feed nor clear an alert on a verdict: doubt and silence do not prove that a breach is over."""
-
-_STATUS: Final = {"fail": Status.FAIL, "no-data": Status.NO_DATA, "inconclusive": Status.INCONCLUSIVE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,7 @@ class AlertStep:
     @property
     def name(self) -> str:
         """Name of the alert, as in the evaluator's webhooks."""
-        return ALERT_NAMES[self.step.on]
+        return FAULTS[self.step.on].alert
 
     @property
     def key(self) -> str:
@@ -79,7 +69,7 @@ class AlertStep:
     @property
     def status(self) -> Status | None:
         """Verdict that the step waits for; None when it waits for invalid input."""
-        return _STATUS.get(self.step.on)
+        return None if self.step.on == "invalid-input" else FAULTS[self.step.on].status
 
     @property
     def value(self) -> str:
@@ -119,9 +109,9 @@ def alert_steps(contract: Contract) -> tuple[AlertStep, ...]:
         AlertStep(contract, clause, number, step)
         for clause in contract.clauses
         for number, step in steps
-        if step.on in _STATUS and (not step.clauses or clause.id in step.clauses)
+        if step.on != "invalid-input" and (not step.clauses or clause.id in step.clauses)
     )
-    of_input = (AlertStep(contract, None, number, step) for number, step in steps if step.on not in _STATUS)
+    of_input = (AlertStep(contract, None, number, step) for number, step in steps if step.on == "invalid-input")
     return (*of_clauses, *of_input)
 
 
@@ -314,7 +304,7 @@ def evaluator_down(contract: str) -> StateAlert:
 _ADVICE: Final = "`kc-otel promote {contract} {kernel_inference}` says why it was rolled back."
 STATE_ALERTS: Final = (
     StateAlert(
-        ALERT_NAMES[ROLLED_BACK],
+        ROLLED_BACK_ALERT,
         "kc-rolled-back-warning",
         "warning",
         f"{_by(_ROLL_BACK, _STAGE_QUERY, 'min')} < 0 and "
@@ -325,7 +315,7 @@ STATE_ALERTS: Final = (
         f"It failed in its promotion, or a person decided so: it should serve nobody. {_ADVICE}",
     ),
     StateAlert(
-        ALERT_NAMES[ROLLED_BACK],
+        ROLLED_BACK_ALERT,
         "kc-rolled-back-critical",
         "critical",
         f"{_by(_ROLL_BACK, _STAGE_QUERY, 'min')} == -2",

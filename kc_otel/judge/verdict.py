@@ -36,6 +36,40 @@ class Status(StrEnum):
 
 
 _CODES: Final = {status: code for code, status in enumerate(Status)}
+MEASURED: Final = frozenset({Status.PASS, Status.INCONCLUSIVE, Status.FAIL})
+"""Verdicts on observations."""
+
+
+class Fault(NamedTuple):
+    """A kind of fault that steps of a policy wait for: its verdict, and what ends it."""
+
+    status: Status
+    word: str
+    """Beginning of a sentence that says that it is there."""
+    alert: str
+    """`alertname` in webhooks and rules."""
+    held_by: tuple[Status, ...]
+    """Verdicts that neither feed nor clear an alert: doubt and silence do not prove that a breach is over."""
+    refuted_by: frozenset[Status]
+    """Verdicts that show that it is over; that its cells are gone shows nothing."""
+
+
+FAULTS: Final[Mapping[str, Fault]] = {
+    "fail": Fault(
+        Status.FAIL, "Broken", "KernelContractBroken", (Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT),
+        frozenset({Status.PASS, Status.INCONCLUSIVE}),
+    ),
+    "invalid-input": Fault(
+        Status.INVALID_INPUT, "Invalid input", "KernelContractInvalidInput", (Status.INCONCLUSIVE, Status.NO_DATA),
+        MEASURED,
+    ),
+    "no-data": Fault(Status.NO_DATA, "No data", "KernelContractNoData", (), MEASURED),
+    "inconclusive": Fault(
+        Status.INCONCLUSIVE, "Undecided", "KernelContractInconclusive", (Status.NO_DATA,),
+        frozenset({Status.PASS, Status.FAIL}),
+    ),
+}  # fmt: skip
+"""By the `on` of a step; the most urgent first."""
 
 
 class Cell(NamedTuple):

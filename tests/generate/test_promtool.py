@@ -18,7 +18,6 @@ from kc_otel.contract.registry.own_metrics import label, selector
 from kc_otel.generate.alert_texts import (
     EVALUATOR_DOWN,
     FRESH_SECONDS,
-    HELD_BY,
     STATE_ALERTS,
     AlertStep,
     StateAlert,
@@ -31,7 +30,7 @@ from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.alerting import alerting_file, evaluator_alerting_file
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS
-from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdict import FAULTS, Status
 
 STEP = 10
 """Seconds between evaluations: every duration of the contract is a multiple of it."""
@@ -56,8 +55,9 @@ def rule_tests(contract: Contract) -> Iterator[dict[str, Any]]:
 
 
 def _test(contract: Contract, clause: Clause, status: Status, steps: list[AlertStep]) -> dict[str, Any]:
+    held_by = FAULTS[steps[0].step.on].held_by
     hold = round(CALM + max(alert.step.after for alert in steps) + CALM)
-    over = hold + CALM * len(HELD_BY[status])
+    over = hold + CALM * len(held_by)
     end = round(over + max(alert.step.clear_for for alert in steps) + CALM)
     spans = [(alert, CALM + alert.step.after, over + alert.step.clear_for) for alert in steps]
     edges = {float(hold), *(edge for _, *span in spans for edge in span)}
@@ -66,7 +66,7 @@ def _test(contract: Contract, clause: Clause, status: Status, steps: list[AlertS
         return [_alert(alert, clause, held=at >= hold) for alert, up, down in spans if up <= at < down]
 
     names = {alert.name for alert in alert_steps(contract) if alert.clause is not None}
-    verdicts = [(Status.PASS, CALM), (status, hold - CALM), *((held, CALM) for held in HELD_BY[status])]
+    verdicts = [(Status.PASS, CALM), (status, hold - CALM), *((held, CALM) for held in held_by)]
     verdicts.append((Status.PASS, end - over))
     moves = " ".join(f"{of.code}x{seconds // STEP - 1}" for of, seconds in verdicts)  # `0x3` is four samples
     return {

@@ -19,7 +19,6 @@ from kc_otel.generate.alert_texts import (
     CELL_LABELS,
     EVALUATOR_DOWN,
     FRESH_SECONDS,
-    HELD_BY,
     LIVING,
     STATE_ALERTS,
     AlertStep,
@@ -44,7 +43,7 @@ from kc_otel.generate.files import (
     as_yaml,
     slice_link,
 )
-from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdict import FAULTS, Status
 
 DATASOURCE_UID: Final = "prometheus"
 
@@ -171,8 +170,8 @@ def _condition(alert: AlertStep) -> dict[str, Any]:
         return _threshold(_above(0))
     code = float(alert.status.code)
     condition: dict[str, Any] = {"evaluator": {"type": "within_range", "params": [code - 0.5, code + 0.5]}}
-    if HELD_BY[alert.status]:
-        codes = [alert.status.code, *(status.code for status in HELD_BY[alert.status])]
+    if held_by := FAULTS[alert.step.on].held_by:
+        codes = [status.code for status in (alert.status, *held_by)]
         condition["unloadEvaluator"] = {"type": "outside_range", "params": [min(codes) - 0.5, max(codes) + 0.5]}
     return _threshold(condition)
 

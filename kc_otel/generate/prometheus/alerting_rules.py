@@ -19,7 +19,6 @@ from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_texts import (
     CELL_LABELS,
     EVALUATOR_DOWN,
-    HELD_BY,
     STATE_ALERTS,
     AlertStep,
     StateAlert,
@@ -33,7 +32,7 @@ from kc_otel.generate.alert_texts import (
     static_labels,
 )
 from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites, as_yaml
-from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdict import FAULTS, Status
 
 INTERVAL_SECONDS: Final = 15.0
 _STATE_INTERVAL_SECONDS: Final = 5.0
@@ -117,7 +116,7 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     matches = f"{value} == {status.code}"
     own = ", ".join(f'{name}="{value}"' for name, value in {"alertname": alert.name, **static_labels(alert)}.items())
     firing = f'ALERTS{{alertstate="firing", {own}}}'
-    cases, held = [matches], HELD_BY[status]
+    cases, held = [matches], FAULTS[alert.step.on].held_by
     if held:
         still = f"{value} >= {held[0].code}" if len(held) > 1 else f"{value} == {held[0].code}"
         cases.append(f"{still} and on ({', '.join(CELL_LABELS)}) {firing}")

@@ -52,7 +52,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED
 from kc_otel.judge.escalation.tick import Tick
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status, Verdict
+from kc_otel.judge.verdict import FAULTS, INPUT_CLAUSE, MEASURED, Cell, Status, Verdict
 from kc_otel.judge.verdicts import selected
 
 ROLLED_BACK: Final = "rolled-back"
@@ -213,18 +213,6 @@ class PolicyState:
 _TOLERANCE_SECONDS: Final = 1e-6
 """Seconds by which a count may fall short: sums of differences of unix times are not exact."""
 
-_MATCHES: Final = {
-    "fail": Status.FAIL,
-    "no-data": Status.NO_DATA,
-    "inconclusive": Status.INCONCLUSIVE,
-    "invalid-input": Status.INVALID_INPUT,
-}
-_HOLDS: Final[Mapping[str, frozenset[Status]]] = {
-    "fail": frozenset({Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT}),
-    "inconclusive": frozenset({Status.NO_DATA}),
-    "invalid-input": frozenset({Status.INCONCLUSIVE, Status.NO_DATA}),
-}
-
 
 def step_keys(contract: Contract) -> tuple[str, ...]:
     """A key for each step of the ladder, made of what it waits for and does: steps that are alike in this are numbered.
@@ -250,7 +238,7 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
     """
     contract, verdicts, now = tick.contract, tick.verdicts, tick.now
     incidents = {incident.key: incident for incident in tick.traffic.incidents}
-    matching, keys = {_MATCHES[step.on] for step in contract.escalation}, step_keys(contract)
+    matching, keys = {FAULTS[step.on].status for step in contract.escalation}, step_keys(contract)
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
     by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
@@ -259,7 +247,7 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
     kept: list[Alert] = []
     for key, step in zip(keys, contract.escalation, strict=True):
         watched = _watched(tick, step, by_cell)
-        cells = {cell for cell, verdict in watched.items() if verdict.status is _MATCHES[step.on]}
+        cells = {cell for cell, verdict in watched.items() if verdict.status is FAULTS[step.on].status}
         cells |= {cell for at_step, cell in known if at_step == key}
         for cell in sorted(cells):
             before, verdict = known.get((key, cell)), watched.get(cell)
@@ -331,12 +319,12 @@ def input_verdict(cell: Cell, found: Mapping[str, int], judged: Verdict) -> Verd
 
 def _measures(verdicts: Sequence[Verdict], of: Cell) -> bool:
     """Return whether a cell's pair is measured, or replaced by one that is; for no pair, whether any is."""
-    pair, others, silent = of[-2:], False, {Status.NO_DATA, Status.INVALID_INPUT}
-    for verdict in selected(verdicts, set(Status) - silent):
+    pair, others = of[-2:], False
+    for verdict in selected(verdicts, MEASURED):
         if not any(pair) or verdict.cell[-2:] == pair:
             return True
         others = True
-    return others and not any(verdict.cell[-2:] == pair for verdict in selected(verdicts, silent))
+    return others and not any(verdict.cell[-2:] == pair for verdict in selected(verdicts, set(Status) - MEASURED))
 
 
 def _why_gone(tick: Tick, alert: Alert) -> str:
@@ -373,7 +361,7 @@ def _silence(
     """
     seen, unmeasured = contract.observability, verdict is None or verdict.status is Status.NO_DATA
     # A FAIL of the long window alone is of what was measured before.
-    fresh = verdict is not None and verdict.status is _MATCHES[alert.on] and verdict.window != "long"
+    fresh = verdict is not None and verdict.status is FAULTS[alert.on].status and verdict.window != "long"
     if away and not fresh:
         return seen.long_window
     if away:
@@ -394,9 +382,9 @@ def _after_verdict(
         fresh = fresh and verdict.estimate > verdict.limit and not back
     alert = replace(alert, verdict=verdict or alert.verdict)
     over = verdict is not None and step.on == "fail" and (verdict.ended or verdict.reason.startswith(RUN_ENDED))
-    if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not over:
+    if verdict is not None and verdict.status in FAULTS[step.on].held_by and not over:
         return replace(alert, counting=False), False
-    matches = verdict is not None and verdict.status is _MATCHES[step.on]
+    matches = verdict is not None and verdict.status is FAULTS[step.on].status
     pending = not alert.fires
     fires = replace(alert, phase=Phase.FIRING, started_at=now, at=now, held=0.0, counting=False)
     if matches and fresh and alert.silent >= long:

@@ -50,7 +50,7 @@ from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentS
 from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_done, with_roll_backs, with_word
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
-from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
+from kc_otel.judge.verdict import MEASURED, Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdicts import selected
 
 
@@ -265,8 +265,7 @@ def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict])
     """Failed sequences of a kernel pair by reason, without those that are kept from being measured on purpose."""
     if reasons.keys().isdisjoint(ON_PURPOSE):
         return reasons
-    measured = selected(verdicts, set(Status) - {Status.NO_DATA, Status.INVALID_INPUT})
-    others_are_valid = any(verdict.cell[-2:] == pair for verdict in measured)
+    others_are_valid = any(verdict.cell[-2:] == pair for verdict in selected(verdicts, MEASURED))
     return {reason: count for reason, count in reasons.items() if not (others_are_valid and reason in ON_PURPOSE)}
 
 
@@ -328,7 +327,7 @@ def _unproven(tick: Tick, told_ids: Collection[str], incidents: Sequence[Inciden
             numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
             limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
             verdict = Verdict(
-                cell=Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]), status=Status(incident.status),
+                cell=Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]), status=incident.status,
                 at=cell.at or now, limit=limit, estimate=estimate, lower=lower, upper=upper, samples=0, window="",
                 method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
                 about="traffic",

@@ -27,17 +27,10 @@ from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import KernelInfo, kernel_names, pair_name
-from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict import FAULTS, Status, Verdict
 
-ALERT_NAMES: Final = {
-    "fail": "KernelContractBroken",
-    "no-data": "KernelContractNoData",
-    "inconclusive": "KernelContractInconclusive",
-    "invalid-input": "KernelContractInvalidInput",
-    ROLLED_BACK: "KernelContractRolledBack",
-}
-"""`alertname` by what the step waits for, and of a roll-back."""
-
+ROLLED_BACK_ALERT: Final = "KernelContractRolledBack"
+"""`alertname` of a roll-back."""
 _REPEATED_SENTENCES: Final = {
     "reminder": "Reminder: the alert has fired for {lasted} and nobody has acknowledged it.",
     "silence-ended": "A silence has ended, and the alert still fires after {lasted}.",
@@ -175,7 +168,7 @@ def alert_labels(edge: Alert) -> dict[str, str]:
 
 
 def _alert_name(edge: Alert) -> str:
-    return ALERT_NAMES[ROLLED_BACK if edge.step == ROLLED_BACK else edge.on]
+    return ROLLED_BACK_ALERT if edge.step == ROLLED_BACK else FAULTS[edge.on].alert
 
 
 def _alert_kind(edge: Alert) -> str:

@@ -12,10 +12,8 @@ from typing import Final, Literal
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, interval, listed, moment, number, place, rounded_down
 from kc_otel.judge.decisions import DecisionTable, Route
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.verdict import FAULTS, Status, Verdict
 
-_STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
-_OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
 _RECEDED_FACTOR: Final = 1.25
 """Factor over the current value above which a breach is reported at its earlier size."""
 CLAUSE_GONE: Final = "the contract no longer has this clause as it was"
@@ -247,7 +245,7 @@ class Incident:
             return "Waiting for first data" if self._waited_for else "Ended"
         if self.ordered_at is None:
             if self.on != "fail" or self.shown:
-                return _OPEN[self.on]
+                return FAULTS[self.on].word
             doubted = any(cell.doubted for cell in self.broken)
             return f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
         at, unmet = moment(self.ordered_at)[11:16], f", but {self.unmet}" * bool(self.unmet)
@@ -271,9 +269,9 @@ class Incident:
         return self.on, self.kernel_train, self.kernel_inference
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """FAIL, NO_DATA or INCONCLUSIVE."""
-        return _STATUS[self.on]
+        return Status.FAIL if self.on in OF_RECORDERS else FAULTS[self.on].status
 
     @property
     def outline(self) -> Incident:

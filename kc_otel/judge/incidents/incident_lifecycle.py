@@ -39,24 +39,10 @@ from kc_otel.judge.incidents.incident import (
 )
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.promotion.stages import Promotion
-from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status, Verdict
+from kc_otel.judge.verdict import FAULTS, INPUT_CLAUSE, Cell, Status, Verdict
 from kc_otel.judge.verdicts import selected
 
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
-_BY_ALERT: Final = {
-    ("inconclusive", Status.INCONCLUSIVE),
-    ("invalid-input", Status.INVALID_INPUT),
-    ("no-data", Status.NO_DATA),
-}
-"""Kinds of incidents that only alerts open, with their verdict; their reasons are updated as they arrive."""
-_MEASURED_STATUSES: Final = frozenset(Status) - {Status.NO_DATA, Status.INVALID_INPUT}
-_REFUTED_BY: Final = {
-    "fail": {Status.PASS, Status.INCONCLUSIVE},
-    "no-data": _MEASURED_STATUSES,
-    "inconclusive": {Status.PASS, Status.FAIL},
-    "invalid-input": _MEASURED_STATUSES,
-}
-"""Verdicts that show that it is over; that its cells are gone shows nothing."""
 _SEVERAL: Final = "several"
 """Quantity of a cell whose clause was broken before and after it changed: no verdict is about both."""
 _ROUTED: Final = frozenset({"fail", "inconclusive"})
@@ -73,7 +59,6 @@ _MOST_WORDS: Final = 200
 _MOST_DIAGNOSES: Final = 10
 _MOST_UNPROVEN: Final = 100
 """Incidents of a contract that wait for proof or a person; older ones are closed."""
-_BY_URGENCY: Final = ("fail", "invalid-input", "no-data", "inconclusive")
 
 Key = tuple[str, str, str]
 Place = tuple[str, str]
@@ -110,7 +95,7 @@ def _refuted(incident: Incident, tick: Tick) -> Incident:
         over = {cell for cell in over if not tick.traffic.unheard(cell)}
     if not over:
         return incident
-    showing = _REFUTED_BY[on]
+    showing = FAULTS[on].refuted_by
     # What became of sequences that failed their checks shows in every cell of their slice; first data, in any's.
     of_input, of_any = any(cell.clause == INPUT_CLAUSE for cell in over), not any(pair)
     refuting: dict[Place, Verdict | None] = {
@@ -144,7 +129,7 @@ def by_urgency(incident: Incident) -> tuple[Any, ...]:
     return (
         list(IncidentState).index(incident.state),
         -(incident.resolved_at or 0.0),
-        _BY_URGENCY.index(incident.on),
+        list(FAULTS).index(incident.on),
         -max(cell.badness for cell in incident.cells),
         incident.since,
         incident.contract,
@@ -281,7 +266,7 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
 def _broken_row(
     before: BrokenCell | None, place: Place, verdict: Verdict, since: float, alert: Alert | None, quantity: str
 ) -> BrokenCell:
-    held = alert is not None and (alert.counting or (alert.on, verdict.status) not in _BY_ALERT)
+    held = alert is not None and (alert.counting or alert.on == "fail" or FAULTS[alert.on].status is not verdict.status)
     doubted = alert is not None and verdict.status is not Status.PASS and not verdict.ended
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
     peak, peak_at, stricter = estimate, verdict.at if estimate is not None else None, None

@@ -149,7 +149,6 @@ def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) ->
     cells = every if whole else every[:_MAX_CELLS]
     return IncidentView.of(
         incident,
-        status=Status(incident.status),
         contained=incident.contained_at,
         until=incident.resolved_at,
         grew=incident.growth_text,

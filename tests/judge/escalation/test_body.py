@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kc_otel.judge.escalation.alerts import ROLLED_BACK
-from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, encode, rfc3339, summary
+from kc_otel.judge.escalation.webhook_body import ROLLED_BACK_ALERT, encode, rfc3339, summary
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
 from kc_otel.judge.recorders import KernelInfo, kernel_names
-from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdict import FAULTS, Status
 from tests.tools.bodies import body_of
 from tests.tools.escalations import advanced
 
@@ -60,7 +60,7 @@ def test_without_a_runbook_of_its_own_the_handbook_s_is_linked(contract, edges):
         assert alert["annotations"].get("runbook_url") == expected
     pages = Path(__file__).parents[3] / "kc_otel" / "handbook" / "pages" / "on-call.md"
     headings = {line.removeprefix("## ") for line in pages.read_text().splitlines()}
-    assert set(ALERT_NAMES.values()) <= headings
+    assert {ROLLED_BACK_ALERT, *(fault.alert for fault in FAULTS.values())} <= headings
 
 
 def test_description_says_the_numbers_in_plain_words(contract, edges):
