@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, warnings
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, troubles
 from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time
 from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, RUN_ENDED, listed, number, place, together
 
@@ -47,31 +47,31 @@ def status(
     """
     only = {"contract": contract} if contract else {}
     cells = sorted(get(url, "/api/v1/verdicts", **only)["verdicts"], key=_worst_first)
-    warned = [Text(said, style="bold red") for said in warnings(url)]
-    overview = get(url, "/api/v1/overview")
+    health, overview = get(url, "/api/v1/health"), get(url, "/api/v1/overview")
+
+    def of(rows: Iterable[dict[str, Any]], key: str = "contract") -> list[dict[str, Any]]:
+        return [row for row in rows if contract in {None, row[key]}]
+
+    warned = [Text(said, style="bold red") for said in troubles(health, overview["now"])]
     promotions = get(url, "/api/v1/promotions", **only)["promotions"]
-    stray = _stray(promotions)
-    missing = [row for row in overview["missing"] if contract in {None, row["contract"]}]
-    shards = get(url, "/api/v1/health")["shards"]
+    stray, missing, incidents = _stray(promotions), of(overview["missing"]), of(overview["incidents"])
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
         console, now = Console(), time.time()
-        routes = _routes(get(url, "/api/v1/decisions"), contract)
-        contracts = get(url, "/api/v1/contracts")["contracts"]
-        broken = [*_incidents(overview, contract, now, contracts), *stray, *_missing(missing)]
+        routes = _routes(of(get(url, "/api/v1/decisions")["routes"]))
+        contracts = of(get(url, "/api/v1/contracts")["contracts"], "name")
+        broken = [*_incidents(incidents, now, contracts), *stray, *_missing(missing)]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts
-            if contract in {None, entry["name"]}
             for kernel in entry["kernels"]
-            for said in kernel.get("otherwise", ())
+            for said in kernel["otherwise"]
         ]
         tables = _tables(cells, now, console.width, most=len(cells) if every else _MAX_ROWS)
-        in_force, behind = [*_on_their_way(promotions), *_in_force(overview, contract)], _shards(shards)
+        in_force, behind = [*_on_their_way(promotions), *_in_force(of(overview["in_force"]))], _shards(health["shards"])
         console.print(*warned, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
-    incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
-    unknown = bool(warned or missing) or any(shard["trouble"] for shard in shards)
+    unknown = bool(warned or missing) or any(shard["trouble"] for shard in health["shards"])
     raise typer.Exit(_exit_code(cells, incidents, stray, unknown=unknown))
 
 
@@ -143,12 +143,9 @@ def _word(verdict: Mapping[str, Any]) -> str:
     return "NO TRAFFIC" if verdict["no_traffic"] else silent
 
 
-def _incidents(
-    overview: dict[str, Any], contract: str | None, now: float, contracts: Sequence[Mapping[str, Any]]
-) -> list[Text]:
+def _incidents(found: Sequence[dict[str, Any]], now: float, contracts: Sequence[Mapping[str, Any]]) -> list[Text]:
     """Lines for the incidents, the most urgent first: headline, onset, kernel and actions taken."""
     named = {(entry["name"], kernel["version"]): kernel["name"] for entry in contracts for kernel in entry["kernels"]}
-    found = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
     lines: list[Text] = []
     for index, incident in enumerate(found[:_MAX_INCIDENTS]):
         style = _STATE_STYLE[incident["state"]] if incident["status"] == "FAIL" else STATUS_STYLE[incident["status"]]
@@ -158,7 +155,7 @@ def _incidents(
         slices = f"{len(incident['slices'])} slice{'s' * (len(incident['slices']) != 1)}"
         facts = ", ".join(filter(None, (f"for {_ago(now - incident['since'])}", slices, incident["grew"])))
         lines.append(Text(f"  {facts}; incident {incident['id']}", style="dim"))
-        if incident["status"] != "FAIL" or incident.get("on") == "invalid-input":
+        if incident["status"] != "FAIL" or incident["on"] == "invalid-input":
             extents = list(dict.fromkeys(text for _, text in incident["extents"]))
             lines += [Text(f"  {text}") for text in extents[:_MAX_DETAILED]]
         held = incident["state"] == "broken" and incident["state_text"].endswith("nothing has refuted it since")
@@ -236,41 +233,33 @@ def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
     return lines
 
 
-def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
+def _routes(found: Iterable[dict[str, Any]]) -> list[Text]:
     """A line for the routes that avoid a kernel version, with the reason where they have one."""
     by: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for route in decisions["routes"]:
-        if contract in {None, route["contract"]}:
-            by.setdefault((route["contract"], route["avoid"], route["kernel"]), []).append(route)
+    for route in found:
+        by.setdefault((route["contract"], route["avoid"], route["kernel"]), []).append(route)
     lines = []
     for (name, avoid, kernel), routes in by.items():
         one, reasons = len(routes) == 1, {route["reason"] for route in routes}
         where = f"{listed([place(route['slice']) for route in routes])} {'is' if one else 'are'} to avoid {avoid}"
         why = f": {reasons.pop()}" if len(reasons) == 1 else ""
         only, more = (f" --slice {routes[0]['slice']}", "") if one else ("", ", or one with --slice NAME")
+        but = together((route["outdated"], place(route["slice"])) for route in routes if route["outdated"])
+        outdated = "".join(f"; but of {listed(slices)}: {said}" for said, slices in but.items())
         end = f"end {'it' if one else 'them'} with kc-otel route resume {name}{only} --why ...{more}"
-        lines.append(f"  {name}: {where} and use {kernel}{why}{_outdated(routes)}; {end}")
+        lines.append(f"  {name}: {where} and use {kernel}{why}{outdated}; {end}")
     return [Text.assemble(("route", "bold"), line) for line in lines]
 
 
-def _outdated(routes: list[dict[str, Any]]) -> str:
-    """Say of routes that a changed contract has made them do something else than was ordered."""
-    by: dict[str, list[str]] = {}
-    for route in routes:
-        if route.get("outdated"):
-            by.setdefault(route["outdated"], []).append(place(route["slice"]))
-    return "".join(f"; but of {listed(slices)}: {why}" for why, slices in by.items())
-
-
-def _in_force(overview: dict[str, Any], contract: str | None) -> list[Text]:
+def _in_force(found: Iterable[Mapping[str, Any]]) -> list[Text]:
     return [
         Text.assemble(
             (entry["kind"], "bold"),
             f"  {entry['contract']}: {entry['text']}",
-            local_time(entry["until"], ", until %Y-%m-%d %H:%M") if entry.get("until") is not None else "",
+            local_time(entry["until"], ", until %Y-%m-%d %H:%M") if entry["until"] is not None else "",
         )
-        for entry in overview["in_force"]
-        if entry["kind"] != "route" and contract in {None, entry["contract"]}
+        for entry in found
+        if entry["kind"] != "route"
     ]
 
 

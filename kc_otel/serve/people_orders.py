@@ -141,23 +141,16 @@ def pin(
     return made
 
 
-def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
-    """End the pin of a slice, or every pin of a contract for None; return their number."""
-    before = core.decisions
-    after = decisions.lift(before, "pin", contract, slice, now)
+def lift(
+    core: Core, kind: Literal["route", "pin"], contract: str, slice: str | None, by: str, why: str, now: float
+) -> int:
+    """End the route or pin of a slice, or every one of a contract for None; return their number."""
+    after = decisions.lift(core.decisions, kind, contract, slice, now)
+    ended = len(getattr(core.decisions, f"{kind}s")) - len(getattr(after, f"{kind}s"))
     where = "every slice" if slice is None else place(slice)
-    said = _word(by, f"ended the pin of {where}", why, slice=slice)
-    core.amend(contract, {"unpinned": said}, now, decisions=after)
-    return len(before.pins) - len(after.pins)
-
-
-def resume(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
-    """Lift the route of a slice, or every route of a contract for None; return their number."""
-    before = core.decisions
-    after = decisions.lift(before, "route", contract, slice, now)
-    where = "every slice" if slice is None else f"slice {slice}"
-    core.amend(contract, {"resumed": _word(by, f"resumed {where}", why, slice=slice)}, now, decisions=after)
-    return len(before.routes) - len(after.routes)
+    event, done = ("unpinned", f"ended the pin of {where}") if kind == "pin" else ("resumed", f"resumed {where}")
+    core.amend(contract, {event: _word(by, done, why, slice=slice)}, now, decisions=after)
+    return ended
 
 
 def diagnose(

@@ -172,17 +172,17 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     incident = {
         "id": "0123456789ab", "contract": "policy", "state": "broken", "state_text": "Broken",
-        "status": "FAIL", "since": 0.0,
+        "status": "FAIL", "on": "fail", "since": 0.0,
         "headline": "token-tv is above its limit on s0, s1, s2 and 12 more", "slices": ["s"] * 15,
         "grew": "3 slices at 04:45, 15 at 04:50 UTC", "kernel_inference": "b" * 12, "kernel_train": "",
         "went_away": False,
         "actions": [{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
         "diagnoses": [],
     }  # fmt: skip
-    overview = {"incidents": [incident | {"id": f"{index:012d}"} for index in range(8)]}
+    incidents = [incident | {"id": f"{index:012d}"} for index in range(8)]
     named = {"name": f"vllm 0.32 fp8 ({'b' * 12})", "otherwise": []}
     contracts = [{"name": "policy", "kernels": [{"role": "inference", "version": "b" * 12, **named}]}]
-    console.print(*status_command._incidents(overview, None, 60.0, contracts), *blocks, sep="\n")
+    console.print(*status_command._incidents(incidents, 60.0, contracts), *blocks, sep="\n")
     said = console.export_text().splitlines()
     assert said[0] == "Broken  policy: token-tv is above its limit on s0, s1, s2 and 12 more"
     assert said[1] == "  for 1m, 15 slices, 3 slices at 04:45, 15 at 04:50 UTC; incident 000000000000"

@@ -18,11 +18,9 @@ from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _on_the
     ],
 )
 def test_routes_away_from_one_version_are_one_line(slices: list[str], said: str) -> None:
-    routes = [
-        {"contract": "policy", "slice": name, "avoid": "b", "kernel": "train-kernel", "reason": f"bad {name[1:]}"}
-        for name in slices
-    ]
-    (line,) = _routes({"routes": routes}, None)
+    of = {"contract": "policy", "avoid": "b", "kernel": "train-kernel", "outdated": ""}
+    routes = [of | {"slice": name, "reason": f"bad {name[1:]}"} for name in slices]
+    (line,) = _routes(routes)
     assert line.plain.startswith(f"route  policy: {said}")
 
 
@@ -56,7 +54,7 @@ def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
                 "grew": "", "went_away": False, "kernel_inference": "bb", "kernel_train": "aa", "actions": [],
                 "extents": [["input", said], ["other", said]],
                 "diagnoses": []}  # fmt: skip
-    lines = [line.plain for line in _incidents({"incidents": [incident]}, None, 60.0, [])]
+    lines = [line.plain for line in _incidents([incident], 60.0, [])]
     assert lines.count(f"  {said}") == 1
     assert "  on bb against aa" in lines
 

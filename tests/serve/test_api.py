@@ -81,7 +81,7 @@ def test_a_cell_whose_requests_go_elsewhere_has_no_traffic(client, core, monkeyp
     route_kept(core, core.evaluated_at)
     core.evaluated_at += 1.0
     assert said() == ({("all", True), ("code", True)}, {"policy": 2})
-    people_orders.resume(core, "policy", None, "ada", "kernel patched", 10.0)
+    people_orders.lift(core, "route", "policy", None, "ada", "kernel patched", 10.0)
     assert said() == ({("all", False), ("code", False)}, {"policy": 0})
 
 

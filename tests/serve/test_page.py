@@ -94,7 +94,7 @@ def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(client, c
     ]  # fmt: skip
     assert client.get("/api/v1/incidents", params={"contract": "another"}).status_code == 404
     now = time.time()
-    people_orders.resume(core, "policy", None, "ada", "patched", now)
+    people_orders.lift(core, "route", "policy", None, "ada", "patched", now)
     judged = core.evaluator.evaluate(now)["policy"].verdicts
     passing = Evaluation(now, tuple(replace(verdict, status=Status.PASS) for verdict in judged))
     monkeypatch.setattr(core.evaluator, "evaluate", lambda _: {"policy": passing})

@@ -240,14 +240,14 @@ class Evaluations(RuleBasedStateMachine):
                 people.pin(self.core, "policy", slice, kernel, None, "ada", "she knows", self.now)
                 self.pinned[slice] = kernel
             elif action == "unpin":
-                people.unpin(self.core, "policy", slice, "ada", "done", self.now)
+                people.lift(self.core, "pin", "policy", slice, "ada", "done", self.now)
                 del self.pinned[slice]
             elif action == "silence":
                 people.silence(self.core, "policy", None, None, self.now + seconds, "ada", "planned", self.now)
             elif action == "acknowledge":
                 people.acknowledge(self.core, "policy", None, slice, "ada", "looking", self.now)
             else:
-                people.resume(self.core, "policy", slice, "ada", "mended", self.now)
+                people.lift(self.core, "route", "policy", slice, "ada", "mended", self.now)
                 self.routed = {key: train for key, train in self.routed.items() if key[0] != slice}
 
     @invariant()

@@ -22,7 +22,7 @@ from kc_otel.serve import core as core_module
 from kc_otel.serve import people_orders
 from kc_otel.serve.api import routes_decisions
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import pin, unpin
+from kc_otel.serve.people_orders import lift, pin
 from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
@@ -188,7 +188,7 @@ def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator):
     cut_off.joined.clear()
     with evaluator.turn:
         evaluator.core.promotions.tell("policy", VERSION, "rollback", "ada", "broken", evaluator.now, start=True)
-        people_orders.resume(evaluator.core, "policy", None, "ada", "rolled back", evaluator.now)
+        people_orders.lift(evaluator.core, "route", "policy", None, "ada", "rolled back", evaluator.now)
     evaluator.run(600, None)
     assert not evaluator.incident.gone
     cut_off.joined.set()
@@ -275,7 +275,7 @@ def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contain
     said = f"but the pin of {slice} to the inference kernel by ada overrides it in part"
     assert (evaluator.incident.state, evaluator.incident.state_text.endswith(said)) == (IncidentState.BROKEN, True)
     with evaluator.turn:
-        unpin(evaluator.core, "policy", slice, "ada", "it is not", evaluator.now)
+        lift(evaluator.core, "pin", "policy", slice, "ada", "it is not", evaluator.now)
     evaluator.run(100, None)
     assert evaluator.incident.state_text == "Contained"
 

@@ -13,7 +13,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import acknowledge, close, pin, resume
+from kc_otel.serve.people_orders import acknowledge, close, lift, pin
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
@@ -146,7 +146,7 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
 
 
 def route_resumed(fleet: Fleet) -> None:
-    resume(fleet.core, "policy", None, "ada", "mended in c", fleet.now)
+    lift(fleet.core, "route", "policy", None, "ada", "mended in c", fleet.now)
 
 
 def router_joined(fleet: Fleet) -> None:

@@ -277,10 +277,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.post("/decisions/resume", tags=["decisions"])
     async def resume(request: SliceRequest) -> Decided:
         """Lift routes: send a slice's traffic back to the kernel versions that they avoid."""
-        async with ordered(core):
-            lifted = people.resume(core, **request.model_dump(), now=time.time())
-        await decided.notify()
-        return Decided(changed=lifted, version=core.decisions.version)
+        return await _lifted(core, decided, "route", request)
 
     @router.post("/decisions/pin", tags=["decisions"])
     async def pin(request: PinRequest) -> Decided:
@@ -293,12 +290,16 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.post("/decisions/unpin", tags=["decisions"])
     async def unpin(request: SliceRequest) -> Decided:
         """End pins; the routes in force apply again."""
-        async with ordered(core):
-            ended = people.unpin(core, **request.model_dump(), now=time.time())
-        await decided.notify()
-        return Decided(changed=ended, version=core.decisions.version)
+        return await _lifted(core, decided, "pin", request)
 
     return router
+
+
+async def _lifted(core: Core, decided: Changes, kind: Literal["route", "pin"], request: SliceRequest) -> Decided:
+    async with ordered(core):
+        ended = people.lift(core, kind, **request.model_dump(), now=time.time())
+    await decided.notify()
+    return Decided(changed=ended, version=core.decisions.version)
 
 
 def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:

@@ -175,7 +175,7 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(asked, monkeypa
             raise error
 
         monkeypatch.setattr(asked.core.promotions, "tell", raising)
-        for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "unpin", "resume"):
+        for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "lift"):
             monkeypatch.setattr(people_orders, name, raising)
         for path in GOOD:
             answer = asked.ask(path, "post")
