@@ -243,11 +243,9 @@ def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_mor
     assert (route["text"].endswith(f"but {why}"), route["in_force"]) == (True, False)
     told: list[dict[str, Any]] = [entry for entry in overview["in_force"] if entry["kind"] == "route"]
     assert all(entry["text"].endswith(f"but {why}") for entry in told)
-    decisions = client.get("/api/v1/decisions").json()
-    assert [route["outdated"] for route in decisions["routes"]] == [why]
-    assert (
-        f"but of code: {why}; end it with kc-otel route resume policy --slice code" in _routes(decisions, None)[0].plain
-    )
+    routes = client.get("/api/v1/decisions").json()["routes"]
+    assert [route["outdated"] for route in routes] == [why]
+    assert f"but of code: {why}; end it with kc-otel route resume policy --slice code" in _routes(routes)[0].plain
     evaluator.restart()
     evaluator.run(20, None)
     assert [route.outdated for route in evaluator.core.decisions.routes] == [""]

@@ -51,7 +51,7 @@ def test_shards_are_shown_in_a_terminal(make_core: Any, monkeypatch: pytest.Monk
         ShardSeen(number=1, trouble="has not answered for 9 s"),
     )
     monkeypatch.setattr(status_command, "get", lambda _url, path, **query: client.get(path, params=query).json())
-    monkeypatch.setattr(status_command, "warnings", lambda _: [])
+    monkeypatch.setattr(status_command, "troubles", lambda *_: [])
     app = typer.Typer()
     register(app, "status")
     found = CliRunner().invoke(app, [], env={"COLUMNS": "120"})
