@@ -10,7 +10,6 @@ also written: a crash either repeats a tick or never sees it.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sqlite3
@@ -129,7 +128,7 @@ class Core:
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
             self._evaluated_before = max(self.evaluator.judged_at, 0.0)
-            self.merged: dict[str, int] = json.loads(self._evaluator_store.meta("merged") or "{}")
+            self.merged: dict[str, int] = self._evaluator_store.values.load("merged", dict[str, int], {})
             """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
             self.settled: dict[str, int] = dict(self.merged)
             self.inbox = Inbox(connection)
@@ -264,7 +263,7 @@ class Core:
             self._store.save_routers(self.listeners.routers)
             self.inbox.take_out(unit)
             merged = dict(self.merged)
-            self._evaluator_store.save_meta("merged", json.dumps(merged))
+            self._evaluator_store.values.save("merged", merged)
 
             def adopt() -> None:
                 self.escalation, self.evaluated_at, self.settled = state, now, merged

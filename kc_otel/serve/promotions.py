@@ -27,6 +27,7 @@ from kc_otel.judge.recorders import KernelInfo, unlike_declared
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.history import Announcement, EventLog
 from kc_otel.serve.store.state_file import UnitOfWork, unit_of_work
+from kc_otel.serve.store.values import Values
 
 Key = tuple[str, str]
 """(contract, version)"""
@@ -39,13 +40,8 @@ _SEVERITY: Final = {
     **dict.fromkeys((MoveKind.ROLLBACK, MoveKind.FORCE, MoveKind.LAPSED), "warning"),
     MoveKind.SERVES: "critical",
 }
+_KIND: Final = "promotion"
 _TABLES: Final = (
-    """CREATE TABLE IF NOT EXISTS promotions (
-        contract TEXT,
-        version TEXT,
-        state TEXT NOT NULL,
-        PRIMARY KEY (contract, version)
-    ) STRICT""",
     """CREATE TABLE IF NOT EXISTS promotion_evidence (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         at REAL NOT NULL,
@@ -86,9 +82,8 @@ class Promotions:
         self._connection, self._events = connection, events
         for statement in _TABLES:
             connection.execute(statement)
-        rows = connection.execute("SELECT state FROM promotions ORDER BY contract, version")
-        loaded = [read_json(Promotion, state) for (state,) in rows]
-        self._known = {(promotion.contract, promotion.version): promotion for promotion in loaded}
+        self._values = Values(connection)
+        self._known = {(name, version): read_json(Promotion, data) for name, version, data in self._values.read(_KIND)}
         self._latest: Mapping[str, Evaluation] = {}
 
     def all(self, contract: str | None = None) -> list[Promotion]:
@@ -242,7 +237,7 @@ class Promotions:
                 key for key, of in known.items() if key[0] == contract.name and of.status is not PromotionStatus.RUNNING
             ]
             for key in sorted(over, key=lambda key: -known[key].started)[_MAX_ENDED:]:  # their evidence stays
-                self._connection.execute("DELETE FROM promotions WHERE contract = ? AND version = ?", key)
+                self._values.write(contract.name, _KIND, {key[1]: None})
                 del known[key]
             unit.on_commit(lambda: setattr(self, "_known", known))
         return said
@@ -303,10 +298,7 @@ class Promotions:
         self._known, self._latest = {**self._known, **known}, {**self._latest, contract: evaluation}
 
     def _save(self, promotion: Promotion) -> None:
-        self._connection.execute(
-            "INSERT OR REPLACE INTO promotions (contract, version, state) VALUES (?, ?, ?)",
-            (promotion.contract, promotion.version, to_json(promotion)),
-        )
+        self._values.write(promotion.contract, _KIND, {promotion.version: to_json(promotion)})
 
     def _keep(self, promotion: Promotion, what: str, record: Mapping[str, Any], now: float) -> int:
         contract = promotion.contract

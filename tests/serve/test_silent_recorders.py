@@ -163,7 +163,7 @@ def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet):
     fleet.core.metrics(info_request(fleet.now, 0, "gone", "c" * 12), fleet.now)
     fleet.run(10, healthy=0.001, broken=0.001)
     fleet.restart()
-    measured = fleet.connection.execute("SELECT key FROM evaluator_values WHERE kind = 'measured'").fetchall()
+    measured = fleet.connection.execute("SELECT key FROM state_values WHERE kind = 'measured'").fetchall()
     assert not [sender for (sender,) in measured if "gone" in sender], "who shut down is forgotten"
     assert measured
     assert fleet.run(10, broken=None, healthy=0.9) == [IncidentState.BROKEN]
