@@ -201,7 +201,7 @@ class Promotions:
 
     def _seen(self, contract: str, version: str) -> None:
         """Raise a LookupError if inference kernels have reported, and none by this name."""
-        seen = [kernel.version for kernel in self._evaluator.kernels(contract) if kernel.role == "inference"]
+        seen = self._evaluator.inference_versions(contract)
         if seen and version not in seen:
             hint = did_you_mean(version, seen, "seen are")
             raise LookupError(
