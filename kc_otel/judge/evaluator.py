@@ -369,6 +369,10 @@ class Evaluator:
         """Kernel versions that reported themselves, the one seen last first."""
         return tuple(sorted(self.states[contract].kernels.values(), key=lambda info: -info.last_seen))
 
+    def inference_versions(self, contract: str) -> list[str]:
+        """Versions of the inference kernel that reported themselves, the one seen last first."""
+        return [kernel.version for kernel in self.kernels(contract) if kernel.role == "inference"]
+
     def sampling(self, contract: str) -> list[str]:
         """Return the known sampling of prompts, and the assumptions where no recorder states it, as sentences."""
         self.settle()

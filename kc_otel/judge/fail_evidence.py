@@ -26,6 +26,7 @@ from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.judge.fault_end import Fault, together
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.statistics import MeanTest, mean_test, metric_name, opposite_name
+from kc_otel.judge.stored_numbers import StoredFloats, StoredHistogram
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import EDetector
 from kc_otel.stats.e_detector import BETS, alarm_level
@@ -67,12 +68,12 @@ class HeldEvidence:
     """Evidence held against one cell."""
 
     test: MeanTest
-    row: Floats = field(default_factory=lambda: row_of(np.zeros(BETS.size)))
+    row: StoredFloats = field(default_factory=lambda: row_of(np.zeros(BETS.size)))
     """Logarithms of M [bets], of their mean, and the pane; `FailEvidence` has those of all cells in an array."""
     failing: bool = False
     peak: float = -math.inf
     """Time at which M was at the level last; -inf before that."""
-    after: Histogram | None = None
+    after: StoredHistogram | None = None
     """The observations since then; None once it is older than the long window."""
     fault: Fault | None = None
     """Begun with the first alarm, and not ended."""
@@ -357,7 +358,7 @@ class FailEvidence:
 
     def restore(self, cell: Cell, held: HeldEvidence) -> bool:
         """Restore a cell's evidence; return False if its limit has changed."""
-        if self.test_of(cell) != held.test or held.log_sums.shape != (BETS.size,):
+        if self.test_of(cell) != held.test or held.row.size != _PANE + 1:
             return False
         self._put(cell, held)
         self.most = max(self.most, len(self.cells))

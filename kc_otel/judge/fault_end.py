@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kc_otel.judge.statistics import MeanTest
+from kc_otel.judge.stored_numbers import StoredFloats, StoredHistogram
 from kc_otel.stats import Binned, capped_mean_interval
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.interval import Floats
@@ -41,7 +42,7 @@ _GIVEN_UP: Final = math.log(1.0 / 20.0)
 class Recovery(NamedTuple):
     """A recovery that is being watched."""
 
-    log_wealth: Floats
+    log_wealth: StoredFloats
     level: float
     cap: float
 
@@ -55,10 +56,10 @@ class Recovery(NamedTuple):
 class Fault:
     """A fault that has not ended."""
 
-    sample: Histogram | None = None
+    sample: StoredHistogram | None = None
     """Observations during it."""
-    run: Histogram | None = None
-    recent: Histogram | None = None
+    run: StoredHistogram | None = None
+    recent: StoredHistogram | None = None
     """Observations since the recovery under watch began."""
     begun: int = 0
     recovery: Recovery | None = None

@@ -22,12 +22,12 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def to_json(value: Any) -> str:
-    """A dataclass, or plain values that hold some, as compact JSON.
+    """A dataclass, or plain values that hold some, as compact JSON; arrays are lists.
 
     >>> to_json({"limit": float("inf"), "samples": 3})
     '{"limit":"Infinity","samples":3}'
     """
-    return pydantic_core.to_json(value, inf_nan_mode="strings").decode()
+    return pydantic_core.to_json(value, inf_nan_mode="strings", fallback=lambda array: array.tolist()).decode()
 
 
 def to_plain(value: Any) -> Any:

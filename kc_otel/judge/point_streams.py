@@ -49,6 +49,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import FAILS_CHECKS
 from kc_otel.judge.points import Point
 from kc_otel.judge.series import PAIRS, Pair
+from kc_otel.judge.stored_numbers import StoredHistogram
 from kc_otel.stats.histogram import Histogram, magnitude, sum_fits
 
 MAX_WRITERS: Final = 4
@@ -82,8 +83,8 @@ class LatestValue:
 
     start: int
     time: int
-    histogram: Histogram
-    doubted: Histogram | None = None
+    histogram: StoredHistogram
+    doubted: StoredHistogram | None = None
 
 
 @dataclass(frozen=True, slots=True)

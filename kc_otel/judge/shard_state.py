@@ -22,6 +22,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.point_streams import RefusedSender
 from kc_otel.judge.recorders import KernelInfo, LastReport, know_kernel
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
+from kc_otel.judge.stored_numbers import StoredHistogram
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
@@ -166,7 +167,7 @@ class Counted:
     key: SeriesKey
     time: float
     now: float
-    histogram: Histogram
+    histogram: StoredHistogram
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,19 @@ also written: a crash either repeats a tick or never sees it.
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
-from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
-from kc_otel.judge.decisions import DecisionTable, kept_since, without_slice
+from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import Alert, People, PolicyState
 from kc_otel.judge.escalation.escalate import (
     AT_ONCE,
@@ -38,7 +34,6 @@ from kc_otel.judge.escalation.escalate import (
     ended_silence,
     escalate,
 )
-from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import (
@@ -52,12 +47,11 @@ from kc_otel.judge.incidents.incident import (
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.plain_json import not_later
-from kc_otel.judge.point_streams import Missing
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
+from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.durable_sink import Inbox, TrafficRecording
 from kc_otel.serve.history import NOTIFYING, Announcement, CellHistory, EventLog
 from kc_otel.serve.listeners import Listeners
@@ -65,8 +59,8 @@ from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_file import StateConnection, UnitOfWork, reading_state, unit_of_work
+from kc_otel.serve.traffic import traffic_seen
 from kc_otel.serve.webhooks.outbox import Outbox
-from kc_otel.stats import Interval
 
 if TYPE_CHECKING:
     from kc_otel.serve.shards import ShardSeen
@@ -130,13 +124,14 @@ class Core:
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
             self._evaluated_before = max(self.evaluator.judged_at, 0.0)
-            self.merged: dict[str, int] = json.loads(self._evaluator_store.meta("merged") or "{}")
+            self.merged: dict[str, int] = self._evaluator_store.values.load("merged", dict[str, int], {})
             """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
             self.settled: dict[str, int] = dict(self.merged)
             self.inbox = Inbox(connection)
             self.events = EventLog(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
+            self.kept_incidents = self._store.incidents
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
@@ -152,6 +147,11 @@ class Core:
     def age(self) -> float:
         """Seconds since the last evaluation, also of a process before this one; since 1970 if there was none."""
         return max(0.0, time.time() - (self.evaluated_at or self._evaluated_before))
+
+    @property
+    def seen_at(self) -> float:
+        """Unix time of the last evaluation; that of the start before the first."""
+        return self.evaluated_at or self.started_at
 
     @property
     def decisions(self) -> DecisionTable:
@@ -174,37 +174,16 @@ class Core:
         names = by_contract.keys() if contract is None else {contract} & by_contract.keys()
         return tuple(sorted((incident for name in names for incident in by_contract[name]), key=by_urgency))
 
-    def missing(self, contract: str) -> list[Missing]:
-        """Points of a contract that arrive and are not judged, as of the last evaluation; the oldest first."""
-        return self.evaluator.missing(contract, self.evaluated_at or self.started_at)
-
     def fell_silent(self, incident: Incident) -> bool:
         """Return whether a breach went away a window ago without proof of recovery, whether or not a route remains."""
         contract = self.contracts.get(incident.contract)
         window = contract.observability.window if contract is not None else 0.0
-        return incident.fell_silent(self.evaluated_at or self.started_at, window)
-
-    def silent_recorders(self, contract: str, version: str) -> tuple[int, str]:
-        """Return how many recorders of a kernel version were silent at the last evaluation, and a sentence of them."""
-        return self.evaluator.silent_recorders(contract, version, self.evaluated_at or self.started_at)
-
-    def by_place(self, incident: Incident) -> dict[str, Interval]:
-        """Return the drift of an incident's kernels by position and turn at the last evaluation."""
-        pair = incident.kernel_train, incident.kernel_inference
-        return self.evaluator.by_place(incident.contract, pair, self.evaluated_at or time.time())
-
-    def past_incidents(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
-        """Incidents that ended at or after a Unix time, newest first; of one contract, or of all for None."""
-        return self._store.incidents.over(contract, since, limit)
+        return incident.fell_silent(self.seen_at, window)
 
     def incident(self, id: str) -> Incident | None:
         """An incident by its id, whether it lasts or is over; None when there is none."""
         lasting = next((incident for incident in self.incidents() if incident.id == id), None)
-        return self._store.incidents.find(id) if lasting is None else lasting
-
-    def evidence(self, id: str, digest: str) -> str | None:
-        """Evidence of a diagnosis of an incident, JSON, by its SHA-256; None when there is none."""
-        return self._store.incidents.evidence(id, digest)
+        return self.kept_incidents.find(id) if lasting is None else lasting
 
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now."""
@@ -265,13 +244,13 @@ class Core:
             self._store.save_routers(self.listeners.routers)
             self.inbox.take_out(unit)
             merged = dict(self.merged)
-            self._evaluator_store.save_meta("merged", json.dumps(merged))
+            self._evaluator_store.values.save("merged", merged)
 
             def adopt() -> None:
-                self.escalation, self.evaluated_at, self.settled = state, now, merged
-                self.announce_all(announcements)
+                self.evaluated_at, self.settled = now, merged
 
             unit.on_commit(adopt)
+            self._adopt(state, announcements, unit)
         self.causes = {cell: cause for evaluation in evaluations.values() for cell, cause in evaluation.causes.items()}
         if self.recording is not None:
             self.recording.evaluated(now)
@@ -282,7 +261,7 @@ class Core:
         with unit_of_work(self.connection) as unit:
             self._store.save(self.escalation, state)
             self.promotions.set_back(now, ahead, unit)
-            unit.on_commit(lambda: setattr(self, "escalation", state))
+            self._adopt(state, (), unit)
             unit.on_commit(lambda: self.listeners.set_back(now, ahead))
 
     def fails(self, contract: str) -> bool:
@@ -326,7 +305,7 @@ class Core:
 
         step = escalate(
             contract, before, evaluation, dry_run=name in self.dry_run, timing=self._timing,
-            traffic=self.traffic(name, before, now), promote=promote,
+            traffic=traffic_seen(self, name, before, now), promote=promote,
         )  # fmt: skip
         self._owe(name, step.state.incidents.get(name, ()))
         announcements = self._write(contract, before, step, now)
@@ -346,63 +325,10 @@ class Core:
                         broken[key] = min(cell.since, before, broken.get(key, cell.since))
         self.evaluator.states[name].recorders.owe(broken, kept)
 
-    def traffic(self, name: str, before: EscalationState, now: float) -> TrafficSeen:
-        """Return what is known of a contract's traffic; it is looked at where something is broken or ordered."""
-        decided, lasting = before.decisions, before.incidents.get(name, ())
-        ordered = {route.contract for route in decided.routes} | {pin.contract for pin in decided.pins}
-        ordered |= {canary.contract for canary in decided.canaries}
-        newest = self.evaluator.newest(name) if name in ordered or lasting else {}
-        never = (-math.inf, -math.inf)
-        changed = {(route.slice, route.since): route.outdated for route in decided.routes if route.contract == name}
-        changed |= {(pin.slice, pin.at): pin.outdated for pin in decided.pins if pin.contract == name}
-
-        def behind(slice: str, since: float, all_since: float | None) -> str:
-            lacking = without_slice(self.contracts[name], slice) or changed.get((slice, since), "")
-            if not lacking:
-                return self.listeners.behind(self.contracts[name], slice, since, all_since, now)
-            return lacking if all_since is None else behind(ALL, all_since, None)
-
-        return TrafficSeen(
-            measured=lambda *where: newest.get(where, never)[0],
-            arrived=lambda *where: newest.get(where, never)[1],
-            kept=lambda *where: self._kept(name, *where),
-            behind=cache(behind),
-            silent=self.evaluator.silent(name, now),
-            heartbeat=self.contracts[name].observability.heartbeat,
-            late=self.contracts[name].observability.late,
-            listening=self.evaluator.listening(now).since,
-            incidents=before.incidents.get(name, ()),
-            ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
-            failing=self.evaluator.failing(name, now),
-            unheard=lambda cell: self.evaluator.unheard(cell, now),
-            unsliced=self.evaluator.unsliced,
-            lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
-        )
-
-    def kept_away(self) -> Callable[[Verdict], bool]:
-        """Return what says of a verdict if it is NO_DATA because requests are kept from its kernel, as ordered."""
-        now = self.evaluated_at
-        orders = cache(lambda name: kept_since(self.decisions, name))
-        traffic = cache(lambda name: self.traffic(name, self.escalation, self.evaluated_at or 0.0))
-
-        def away(verdict: Verdict) -> bool:
-            name, _, slice, _, version = verdict.cell
-            if verdict.status is not Status.NO_DATA or not version or now is None or name not in self.contracts:
-                return False
-            ordered = orders(name)
-            return ordered(slice, version) is not None and traffic(name).excuses(slice, version, ordered)
-
-        return away
-
     def inference_versions(self, contract: str) -> frozenset[str]:
         """Versions of the inference kernel that have reported; "" where there is one, which routers need not name."""
-        versions = {kernel.version for kernel in self.evaluator.kernels(contract) if kernel.role == "inference"}
-        return frozenset(versions | {""} if len(versions) == 1 else versions)
-
-    def _kept(self, contract: str, slice: str, version: str) -> float:
-        """Unix time when a router last kept requests of a slice from a version; of one that it did not name, too."""
-        names = {version, ""} & self.inference_versions(contract)
-        return max((self.listeners.kept(contract, slice, name) for name in names), default=-math.inf)
+        versions = frozenset(self.evaluator.inference_versions(contract))
+        return versions | {""} if len(versions) == 1 else versions
 
     def amend(
         self,
@@ -431,8 +357,7 @@ class Core:
         with unit_of_work(self.connection) as unit:
             self._store.save(before, after)
             announcements = [self.events.record(contract, kind, data, now) for kind, data in words.items()]
-            unit.on_commit(lambda: setattr(self, "escalation", after))
-            unit.on_commit(lambda: self.announce_all(announcements))
+            self._adopt(after, announcements, unit)
 
     def diagnose(self, incident: Incident, diagnosis: Diagnosis, evidence: str, now: float) -> None:
         """Attach a diagnosis to an incident, open or over; its evidence is JSON, whose SHA-256 is in it."""
@@ -443,14 +368,22 @@ class Core:
         message = f"{diagnosis.by} on incident {incident.id}: {diagnosis.text}"
         data = {"incident": incident.id, "slice": diagnosis.slice, "by": diagnosis.by, "message": message}
         with unit_of_work(self.connection) as unit:
-            self._store.incidents.diagnosed(after, diagnosis.evidence, evidence)
+            self.kept_incidents.diagnosed(after, diagnosis.evidence, evidence)
             announcement = self.events.record(incident.contract, diagnosis.kind, data, now)
-            unit.on_commit(lambda: setattr(self, "escalation", state))
-            unit.on_commit(lambda: self.announce_all([announcement]))
+            self._adopt(state, [announcement], unit)
 
     def firing(self, contract: str | None = None) -> list[Alert]:
         """Alerts that fire; of one contract, or of all for None."""
         return [alert for name, state in self.policies.items() if contract in {None, name} for alert in state.firing]
+
+    def _adopt(self, state: EscalationState, announcements: Iterable[Announcement], unit: UnitOfWork) -> None:
+        """Put a state in force, and tell of it, once it is written."""
+
+        def adopt() -> None:
+            self.escalation = state
+            self.announce_all(announcements)
+
+        unit.on_commit(adopt)
 
     def announce_all(self, announcements: Iterable[Announcement]) -> None:
         """Announce the committed changes."""
@@ -463,7 +396,7 @@ class Core:
     ) -> list[Announcement]:
         """Write an evaluation: its state, events and webhooks. Returns what is to be announced."""
         self._store.save(before, escalation.state)
-        self._store.incidents.close(escalation.resolved)
+        self.kept_incidents.close(escalation.resolved)
         people = escalation.state.people
         names = self._names(contract.name)
         lasting = escalation.state.incidents[contract.name]

@@ -94,7 +94,7 @@ def _stopped(core: Core, incident: Incident) -> bool:
     measured = {
         verdict.cell.slice for verdict in verdicts if verdict.cell[-2:] == pair and verdict.status not in silent
     }
-    failing = core.evaluator.invalid_input(incident.contract, core.evaluated_at or core.started_at)
+    failing = core.evaluator.invalid_input(incident.contract, core.seen_at)
     if incident.on == "invalid-input" and not failing.keys().isdisjoint({pair, NO_PAIR}):
         return False
     broken = {cell.slice for cell in incident.broken}

@@ -22,11 +22,12 @@ from kc_otel.judge.point_streams import Missing
 from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
-from kc_otel.judge.promotion.stages import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus, Stage
+from kc_otel.judge.promotion.stages import MoveKind, OrderError, Promotion, PromotionStatus, Stage
 from kc_otel.judge.recorders import KernelInfo, unlike_declared
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.history import Announcement, EventLog
 from kc_otel.serve.store.state_file import UnitOfWork, unit_of_work
+from kc_otel.serve.store.values import Values
 
 Key = tuple[str, str]
 """(contract, version)"""
@@ -39,13 +40,8 @@ _SEVERITY: Final = {
     **dict.fromkeys((MoveKind.ROLLBACK, MoveKind.FORCE, MoveKind.LAPSED), "warning"),
     MoveKind.SERVES: "critical",
 }
+_KIND: Final = "promotion"
 _TABLES: Final = (
-    """CREATE TABLE IF NOT EXISTS promotions (
-        contract TEXT,
-        version TEXT,
-        state TEXT NOT NULL,
-        PRIMARY KEY (contract, version)
-    ) STRICT""",
     """CREATE TABLE IF NOT EXISTS promotion_evidence (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         at REAL NOT NULL,
@@ -86,9 +82,8 @@ class Promotions:
         self._connection, self._events = connection, events
         for statement in _TABLES:
             connection.execute(statement)
-        rows = connection.execute("SELECT state FROM promotions ORDER BY contract, version")
-        loaded = [read_json(Promotion, state) for (state,) in rows]
-        self._known = {(promotion.contract, promotion.version): promotion for promotion in loaded}
+        self._values = Values(connection)
+        self._known = {(name, version): read_json(Promotion, data) for name, version, data in self._values.read(_KIND)}
         self._latest: Mapping[str, Evaluation] = {}
 
     def all(self, contract: str | None = None) -> list[Promotion]:
@@ -136,19 +131,18 @@ class Promotions:
             return decisions, [], []
         contract, judge, incidents = self._contracts[name], self._evaluator, list(incidents)
         said: list[Announcement] = []
-        for key, before in sorted(known.items()):
-            move = None
+        for key in sorted(known):
+            before = known[key]
+            moved: Moved = before, None
             if before.status is PromotionStatus.ROLLED_BACK:
-                known[key], move = machine.overheard(before, judge.newest_of(*key), contract, now)
+                moved = machine.overheard(before, judge.newest_of(*key), contract, now)
             elif before.status is PromotionStatus.RUNNING:
                 silent = judge.silent_recorders(*key, now)[1]
                 reports = judge.kernels(name), judge.missing(name, now), incidents, silent
                 holds = reasons_to_wait(contract, before, decisions, *reports)
-                known[key], move = machine.advance(self._under(contract, before), contract, evaluation, holds)
-            if known[key] != before:
-                self._save(known[key])
-            for told in filter(None, (machine.lapsed(before, contract, now), move)):
-                said += self._moved(known, contract, before, told, evaluation, now)
+                moved = machine.advance(self._under(contract, before), contract, evaluation, holds)
+            for step in (machine.lapsed(before, contract, now), moved):
+                said += self._step(known, contract, step, evaluation, now)
         canaries = [canary for canary in decisions.canaries if canary.contract != name]
         canaries += [
             Canary(name, promotion.version, share, promotion.reason, promotion.entered)
@@ -207,7 +201,7 @@ class Promotions:
 
     def _seen(self, contract: str, version: str) -> None:
         """Raise a LookupError if inference kernels have reported, and none by this name."""
-        seen = [kernel.version for kernel in self._evaluator.kernels(contract) if kernel.role == "inference"]
+        seen = self._evaluator.inference_versions(contract)
         if seen and version not in seen:
             hint = did_you_mean(version, seen, "seen are")
             raise LookupError(
@@ -230,34 +224,34 @@ class Promotions:
         """Write moves, each after the one before, and the offline gate's record that a person hands over."""
         known, said = dict(self._known), list[Announcement]()
         with unit_of_work(self._connection) as unit:
-            for after, move in moved:
-                before = known.get((contract.name, after.version))
-                if after == before or move is None:
-                    continue
-                known[contract.name, after.version] = after
-                self._save(after)
-                latest = self.latest(contract.name)
-                said += self._moved(known, contract, before or after, move, latest, now, handed_over)
+            for step in moved:
+                if step[0] != known.get((contract.name, step[0].version)):
+                    said += self._step(known, contract, step, self.latest(contract.name), now, handed_over)
             over = [
                 key for key, of in known.items() if key[0] == contract.name and of.status is not PromotionStatus.RUNNING
             ]
             for key in sorted(over, key=lambda key: -known[key].started)[_MAX_ENDED:]:  # their evidence stays
-                self._connection.execute("DELETE FROM promotions WHERE contract = ? AND version = ?", key)
+                self._values.write(contract.name, _KIND, {key[1]: None})
                 del known[key]
             unit.on_commit(lambda: setattr(self, "_known", known))
         return said
 
-    def _moved(
-        self,
-        known: dict[Key, Promotion],
-        contract: Contract,
-        before: Promotion,
-        move: PromotionMove,
-        evaluation: Evaluation,
-        now: float,
+    def _step(
+        self, known: dict[Key, Promotion], contract: Contract, moved: Moved, evaluation: Evaluation, now: float,
         handed_over: Mapping[str, Any] | None = None,
-    ) -> list[Announcement]:
-        """Write the event and the evidence of a move; a version that became full replaces the one before."""
+    ) -> list[Announcement]:  # fmt: skip
+        """Write what became of a version, with event and evidence of its move.
+
+        A version that became full replaces the one before; once it is rolled back, that one is full again.
+        """
+        after, move = moved
+        key = contract.name, after.version
+        before = known.get(key, after)
+        if after != known.get(key):
+            known[key] = after
+            self._save(after)
+        if move is None:
+            return []
         kept = None
         if move.kind is MoveKind.EVIDENCE and handed_over is not None:
             kept = self._keep(before, "offline gate", handed_over, now)
@@ -273,21 +267,14 @@ class Promotions:
         }  # fmt: skip
         said = [self._events.record(contract.name, "promotion", data, now, _SEVERITY.get(move.kind, "info"))]
         if move.kind is MoveKind.ROLLBACK and before.full:
-            replaced = [key for key, of in known.items() if key[0] == contract.name and of.replaced]
-            for key in sorted(replaced, key=lambda key: known[key].entered)[-1:]:
-                other = known[key]
-                known[key], back = machine.restored(other, before.version, now)
-                assert back is not None
-                self._save(known[key])
-                said += self._moved(known, contract, other, back, evaluation, now)
-        if not known[contract.name, before.version].full:
-            return said
-        for key, other in sorted(known.items()):
-            if key[0] == contract.name and other.full and other.version != before.version:
-                known[key], gone = machine.replaced(other, before.version, now)
-                assert gone is not None
-                self._save(known[key])
-                said += self._moved(known, contract, other, gone, Evaluation(now), now)
+            replaced = [of for of in known.values() if of.contract == contract.name and of.replaced]
+            for other in sorted(replaced, key=lambda promotion: promotion.entered)[-1:]:
+                said += self._step(known, contract, machine.restored(other, before.version, now), evaluation, now)
+        if after.full:
+            for other_key, other in sorted(known.items()):
+                if other.contract == contract.name and other.full and other_key != key:
+                    gone = machine.replaced(other, before.version, now)
+                    said += self._step(known, contract, gone, Evaluation(now), now)
         return said
 
     def _under(self, contract: Contract, promotion: Promotion) -> Promotion:
@@ -303,10 +290,7 @@ class Promotions:
         self._known, self._latest = {**self._known, **known}, {**self._latest, contract: evaluation}
 
     def _save(self, promotion: Promotion) -> None:
-        self._connection.execute(
-            "INSERT OR REPLACE INTO promotions (contract, version, state) VALUES (?, ?, ?)",
-            (promotion.contract, promotion.version, to_json(promotion)),
-        )
+        self._values.write(promotion.contract, _KIND, {promotion.version: to_json(promotion)})
 
     def _keep(self, promotion: Promotion, what: str, record: Mapping[str, Any], now: float) -> int:
         contract = promotion.contract

@@ -32,6 +32,7 @@ from kc_otel.judge.verdict import Verdict
 from kc_otel.record.telemetry.environment import checking_answers
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import Announcement
+from kc_otel.serve.traffic import kept_away
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -61,7 +62,7 @@ def read(
     `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
     """
     now, state, evaluator = core.evaluated_at, core.connection.path, core.evaluator
-    cells, queues, kept_away = core.history.cells(), core.outbox.status(), core.kept_away()
+    cells, queues, away = core.history.cells(), core.outbox.status(), kept_away(core)
     shards = [shard for shard in core.shards if shard.answered]
     contracts, failures = core.contracts, evaluator.faults.counts
     most_series = sum(contract.observability.max_series for contract in contracts.values())
@@ -75,7 +76,7 @@ def read(
         **_promotions(core),
         "kc.verdict.since": [(*verdict.cell, since) for verdict, since in cells],
         "kc.verdict.no_traffic": [
-            (*verdict.cell, 1.0) for verdict, _ in cells if verdict.has_nothing_to_measure or kept_away(verdict)
+            (*verdict.cell, 1.0) for verdict, _ in cells if verdict.has_nothing_to_measure or away(verdict)
         ],
         "kc.alert.firing": sorted({(*alert.cell[:3], alert.severity, 1.0) for alert in core.firing()}),
         "kc.action.active": sorted(
@@ -98,13 +99,12 @@ def read(
         "kc.evaluator.missing": [
             (name, row.outcome, row.kernel_train, row.kernel_inference, row.senders)
             for name in contracts
-            for row in core.missing(name)
+            for row in evaluator.missing(name, core.seen_at)
         ],
         "kc.evaluator.silent": [
-            (name, kernel.version, core.silent_recorders(name, kernel.version)[0])
+            (name, version, evaluator.silent_recorders(name, version, core.seen_at)[0])
             for name in contracts
-            for kernel in evaluator.kernels(name)
-            if kernel.role == "inference"
+            for version in evaluator.inference_versions(name)
         ],
         "kc.evaluator.requests": [(*of, count) for of, count in sorted(requests.items())],
         "kc.evaluator.in_flight": [(in_flight,)],
@@ -198,7 +198,7 @@ def _places(core: Core) -> dict[str, Rows]:
         (incident.contract, place, incident.kernel_train, incident.kernel_inference): interval
         for incident in core.incidents()
         if incident.on == "fail"
-        for place, interval in core.by_place(incident).items()
+        for place, interval in core.evaluator.by_place(incident.contract, incident.key[1:], core.seen_at).items()
     }
     return {
         f"kc.place.{name}": [(*where, getattr(interval, name)) for where, interval in found.items()]
@@ -210,7 +210,7 @@ def _routes(core: Core) -> Iterable[tuple[str, str, str, str, float]]:
     """Return where routers send each slice's requests instead of each version that has reported or is kept away."""
     for name, contract in core.contracts.items():
         kept = kept_since(core.decisions, name)
-        versions = {kernel.version for kernel in core.evaluator.kernels(name) if kernel.role == "inference"}
+        versions = {*core.evaluator.inference_versions(name)}
         versions |= {route.avoid for route in core.decisions.routes if route.contract == name}
         versions |= {canary.version for canary in core.decisions.canaries if canary.contract == name}
         for slice in (ALL, *contract.slices):

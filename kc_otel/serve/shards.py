@@ -16,8 +16,7 @@ import logging
 import os
 import time
 import uuid
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -32,12 +31,9 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp import requests
 from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
-from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.shard_state import Counted, ShardBatch, ShardNotes, ShardState, mark_sent, merge, unsent_batch
+from kc_otel.judge.shard_state import ShardBatch, ShardState, mark_sent, merge, unsent_batch
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.durable_sink import DurableSink, Inbox, NotKeptError, recover
-from kc_otel.serve.store.codecs import decode_histogram, encode_histogram
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_file import open_state, unit_of_work
 
@@ -64,15 +60,6 @@ _SHARDS: Final = "shards"
 
 class ShardError(Exception):
     """Shards cannot be started; the message says why. All is as it was."""
-
-
-class _KeptBatch(NamedTuple):
-    """A batch as JSON, with histograms in base64."""
-
-    number: int
-    counted: list[tuple[str, SeriesKey, float, float, str]]
-    notes: Mapping[str, ShardNotes]
-    points: Mapping[str, int]
 
 
 class Refused(NamedTuple):
@@ -117,10 +104,10 @@ class Shard:
         with unit_of_work(self._connection):
             self._store = EvaluatorStore(self._connection)
             self._store.restore(self.evaluator)
-            self._name = self._store.meta("shard") or uuid.uuid4().hex
-            self._store.save_meta("shard", self._name)
+            self._name = self._store.values.load("shard", str, "") or uuid.uuid4().hex
+            self._store.values.save("shard", self._name)
             self.inbox = Inbox(self._connection)
-        self._batch = self._read_batch()
+            self._batch = self._store.values.load("batch", ShardBatch, ShardBatch(0))
         self._points: dict[str, int] = {}
         self._kernels_sent = 0.0
         self._started = time.time()
@@ -183,7 +170,7 @@ class Shard:
             seen = [kernel.last_seen for name in evaluator.states for kernel in evaluator.kernels(name)]
             with unit_of_work(self._connection) as unit:
                 self._store.save(evaluator, unit)
-                self._write_batch(batch)
+                self._store.values.save("batch", batch)
                 self.inbox.take_out(unit)
                 unit.on_rollback(mark_sent(evaluator, self._points))
 
@@ -191,21 +178,6 @@ class Shard:
                     self._batch, self._kernels_sent = batch, max(seen, default=0.0)
 
                 unit.on_commit(adopt)
-
-    def _write_batch(self, batch: ShardBatch) -> None:
-        counted = [
-            (row.contract, row.key, row.time, row.now, b64encode(encode_histogram(row.histogram)).decode())
-            for row in batch.counted
-        ]
-        self._store.save_meta("batch", to_json(_KeptBatch(batch.number, counted, batch.notes, batch.points)))
-
-    def _read_batch(self) -> ShardBatch:
-        number, rows, notes, points = read_json(_KeptBatch, self._store.meta("batch") or "[0, [], {}, {}]")
-        counted = [
-            Counted(contract, key, at, arrived, decode_histogram(b64decode(data)))
-            for contract, key, at, arrived, data in rows
-        ]
-        return ShardBatch(number, counted, notes, points)
 
 
 class RayShard:

@@ -9,9 +9,9 @@ import pytest
 
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.statistics import MeanTest
 from kc_otel.record.telemetry.buckets import QuantityStream, cells
-from kc_otel.serve.store.codecs import decode_evidence, encode_evidence
 from kc_otel.stats import Histogram
 
 LIMIT = 0.004
@@ -105,9 +105,9 @@ def test_a_fault_is_stored_with_what_is_known_of_its_recovery() -> None:
     fault = Fault(pane(rng, 0.5, 5.0))
     for ratio, panes in ((5.0, 3), (2.0, 60), (0.5, 2)):
         taken(fault, rng, 0.5, ratio, panes)
-        data = encode_evidence(HeldEvidence(TEST, fault=fault, ended=False))
-        found = decode_evidence(data)
-        assert encode_evidence(found) == data
+        data = to_json(HeldEvidence(TEST, fault=fault, ended=False))
+        found = read_json(HeldEvidence, data)
+        assert to_json(found) == data
         assert found.fault is not None
         assert (found.fault.begun, found.fault.improved) == (fault.begun, fault.improved)
-    assert decode_evidence(encode_evidence(HeldEvidence(TEST, ended=True))).ended
+    assert read_json(HeldEvidence, to_json(HeldEvidence(TEST, ended=True))).ended

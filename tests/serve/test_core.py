@@ -211,7 +211,7 @@ def test_a_contract_that_is_gone_and_cannot_be_read_stops_no_start(make_core, op
     core = make_core(connection)
     core.metrics(drift(0.3))
     core.tick(time.time())
-    connection.execute("UPDATE key_values SET content = replace(content, 'KernelContract', 'Other')")
+    connection.execute("UPDATE state_values SET data = replace(data, 'KernelContract', 'Other')")
     connection.close()
     again = Core([], open_file(path), external_url="", now=time.time())
     assert len(again.outbox.messages()) == 1

@@ -11,6 +11,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.serve.core import Core
 from kc_otel.serve.listeners import Listeners
+from kc_otel.serve.traffic import traffic_seen
 from tests.tools.api import client_of
 
 pytestmark = pytest.mark.slow
@@ -91,7 +92,7 @@ def test_what_a_router_keeps_counts_where_it_defines_the_slice_as_the_contract_d
         core.listeners = Listeners()
         asked = {"obeys": [f"policy/route{defined}"], "kept": [kept], "after": after, "instance": "a"}
         client_of(core).get("/api/v1/decisions", params=asked)  # type: ignore[arg-type]
-        seen = core.traffic("policy", core.escalation, time.time() + 20.0)
+        seen = traffic_seen(core, "policy", core.escalation, time.time() + 20.0)
         applied = (not seen.behind(slice, 0.0, None) for slice in ("code", "all"))
         return seen.kept("code", "b") > 0, seen.kept("all", "b") > 0, *applied
 

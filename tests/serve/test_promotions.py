@@ -238,16 +238,17 @@ def test_an_order_about_a_name_that_no_kernel_has_changes_nothing(driven):
     assert [(entry.version, entry.full) for entry in told.all()] == [("bbbbbbbbbbbb", True)]
 
 
-def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven):
+@pytest.mark.parametrize(("old", "new"), [("v2", "v3"), ("v3", "v2")])
+def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven, old, new):
     told = driven.core.promotions
-    told.tell("policy", "v2", "start", "ada", "", 0.0)
-    told.tell("policy", "v2", "force", "ada", "first of all", 1.0, stage=Stage.FULL)
-    told.tell("policy", "v3", "start", "ada", "", 2.0)
-    told.tell("policy", "v3", "approve", "ada", "", 2.0, stage=Stage.FULL)
+    told.tell("policy", old, "start", "ada", "", 0.0)
+    told.tell("policy", old, "force", "ada", "first of all", 1.0, stage=Stage.FULL)
+    told.tell("policy", new, "start", "ada", "", 2.0)
+    told.tell("policy", new, "approve", "ada", "", 2.0, stage=Stage.FULL)
     for now in (63, 124, 185):
         driven.tick(now, v2="PASS", v3="PASS")
     assert [(promotion.version, str(promotion.position), promotion.status) for promotion in told.all()] == [
-        ("v3", "full", "running"), ("v2", "full", "replaced"),
+        (new, "full", "running"), (old, "full", "replaced"),
     ]  # fmt: skip
     assert [event["order"] for event in driven.events()][-2:] == ["advance", "replace"]
 

@@ -163,7 +163,7 @@ def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet):
     fleet.core.metrics(info_request(fleet.now, 0, "gone", "c" * 12), fleet.now)
     fleet.run(10, healthy=0.001, broken=0.001)
     fleet.restart()
-    measured = fleet.connection.execute("SELECT key FROM evaluator_values WHERE kind = 'measured'").fetchall()
+    measured = fleet.connection.execute("SELECT key FROM state_values WHERE kind = 'measured'").fetchall()
     assert not [sender for (sender,) in measured if "gone" in sender], "who shut down is forgotten"
     assert measured
     assert fleet.run(10, broken=None, healthy=0.9) == [IncidentState.BROKEN]
@@ -292,7 +292,7 @@ def test_batches_that_are_dropped_keep_no_breach_from_its_end(fleet):
 
     fleet.feed(300, reports)
     assert fleet.core.incidents() == ()
-    assert fleet.core.missing("policy") != []
+    assert fleet.core.evaluator.missing("policy", fleet.now) != []
 
 
 def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_have_shut_down(fleet):
@@ -491,9 +491,9 @@ def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(
     for _ in range(12):
         fleet.run(STEP, healthy=0.001)
         fleet.core.metrics(fleet.report(other, 0.001, version="c" * 12), fleet.now)
-    assert fleet.core.silent_recorders("policy", "c" * 12) == (0, "")
+    assert fleet.core.evaluator.silent_recorders("policy", "c" * 12, fleet.now) == (0, "")
     fleet.run(100, healthy=0.001)
-    assert fleet.core.silent_recorders("policy", "c" * 12) == (
+    assert fleet.core.evaluator.silent_recorders("policy", "c" * 12, fleet.now) == (
         1, "1 of 1 recorders is silent without having shut down: other for 1m40s",
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_windo
     """They are older than the window and younger than a minute: named with the remedy, and proof of nothing."""
     delayed.late(600, 45.0, broken=0.001, healthy=0.001)
     assert delayed.states() == [IncidentState.UNPROVEN]
-    (row,) = delayed.core.missing("policy")
+    (row,) = delayed.core.evaluator.missing("policy", delayed.now)
     assert (row.outcome, row.senders) == ("behind", 1)
     assert "make observability.window longer" in row.text
     assert delayed.reasons() == ["firing", "unproven"]
@@ -97,7 +97,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(m
 
     failed = [0]
     run(60, 0.001, 1)
-    assert fleet.core.missing("policy") == [], "no more than one in a hundred"
+    assert fleet.core.evaluator.missing("policy", fleet.now) == [], "no more than one in a hundred"
     run(30, 0.4, 0)
     run(300, 0.001, 150)
     ((verdict, _),) = fleet.core.history.cells()
@@ -111,7 +111,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(m
     held = fleet.core.promotions.of("policy", VERSION).missing
     assert any(reason.startswith("held: sequences of it are not judged: 60 %") for reason in held)
     run(90, 0.001, 0)
-    assert fleet.core.missing("policy") == []
+    assert fleet.core.evaluator.missing("policy", fleet.now) == []
     assert fleet.core.incidents() == ()
 
 

@@ -66,6 +66,9 @@ class ReceiveError(Exception):
 
     outcome: ClassVar[str] = "bad_request"
     """Value of `kc.outcome` on kc.evaluator.requests."""
+    http_status: ClassVar[int] = 400
+    rpc_code: ClassVar[int] = 3
+    """google.rpc.Code, whose numbers are those of gRPC. Source: OTLP 1.11, "Failures" and "OTLP/HTTP Response"."""
 
 
 class BadRequestError(ReceiveError):
@@ -75,25 +78,25 @@ class BadRequestError(ReceiveError):
 class UnauthenticatedError(ReceiveError):
     """Nobody knows who sends this."""
 
-    outcome = "unauthenticated"
+    outcome, http_status, rpc_code = "unauthenticated", 401, 16
 
 
 class ForbiddenError(ReceiveError):
     """The sender is known and lacks the role."""
 
-    outcome = "forbidden"
+    outcome, http_status, rpc_code = "forbidden", 403, 7
 
 
 class UnsupportedMediaError(ReceiveError):
     """The content type or the content encoding is not one that OTLP has."""
 
-    outcome = "unsupported_media"
+    outcome, http_status = "unsupported_media", 415
 
 
 class TooLargeError(ReceiveError):
     """The request is over the limit, as received or after decompression."""
 
-    outcome = "too_large"
+    outcome, http_status, rpc_code = "too_large", 413, 8
 
 
 class ThrottledError(ReceiveError):
@@ -102,7 +105,7 @@ class ThrottledError(ReceiveError):
     Senders give up when `retry_after` is more than is left of their own deadline (10 s by default), so keep it short.
     """
 
-    outcome = "throttled"
+    outcome, http_status, rpc_code = "throttled", 503, 14
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -112,7 +115,7 @@ class ThrottledError(ReceiveError):
 class InternalError(ReceiveError):
     """A fault of the receiver, not of the request."""
 
-    outcome = "internal_error"
+    outcome, http_status, rpc_code = "internal_error", 500, 13
 
 
 class BindError(OSError):

@@ -108,16 +108,16 @@ def next_position(promotion: Promotion, terms: PromotionTerms) -> Position | Non
     return next((position for position in path_of(terms) if position.rank > promotion.position.rank), None)
 
 
-def lapsed(promotion: Promotion, contract: Contract, now: float) -> PromotionMove | None:
+def lapsed(promotion: Promotion, contract: Contract, now: float) -> Moved:
     """Say, once, that a changed contract ends the approvals of a version for the stages before it."""
     ahead = [stage for stage in promotion.approved if list(Stage).index(Stage(stage)) > promotion.position.rank[0]]
     if promotion.contract_hash == contract.hash or not ahead:
-        return None
+        return promotion, None
     message = (
         f"the approval of {promotion.version} for {listed(ahead)} has ended: the contract has changed since; "
         "a person has to approve it again"
     )
-    return _moved(promotion, MoveKind.LAPSED, now, message)[1]
+    return _moved(promotion, MoveKind.LAPSED, now, message)
 
 
 def overheard(promotion: Promotion, newest: float, contract: Contract, now: float) -> Moved:

@@ -19,6 +19,7 @@ from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, check_known, ordered, stated
 from kc_otel.serve.core import Core
+from kc_otel.serve.traffic import kept_away, traffic_seen
 
 _MAX_CELLS: Final = 20
 
@@ -102,7 +103,7 @@ def incident_routes(core: Core) -> APIRouter:
     ) -> IncidentList:
         """Return incidents, the most urgent first, each with its worst broken cells, or all cells if none is broken."""
         check_known(core, contract)
-        found = [*core.incidents(contract), *core.past_incidents(contract, since, limit)]
+        found = [*core.incidents(contract), *core.kept_incidents.over(contract, since, limit)]
         return IncidentList(
             at=core.evaluated_at, incidents=incident_views(core, [row for row in found if state in {None, row.state}])
         )
@@ -125,7 +126,7 @@ def incident_routes(core: Core) -> APIRouter:
     @router.get("/{id}/diagnoses/{evidence}", response_model=dict[str, Any])
     async def rests_on(id: str, evidence: str) -> Response:
         """Return the evidence of a diagnosis, byte for byte: `evidence` is its SHA-256."""
-        found = core.evidence(id, evidence)
+        found = core.kept_incidents.evidence(id, evidence)
         if found is None:
             raise HTTPException(404, f"no such evidence of incident {id[:40]!r}")
         return Response(found, media_type="application/json")
@@ -224,7 +225,7 @@ def overview_routes(core: Core, version: str) -> APIRouter:
 def _overview(core: Core, version: str) -> Overview:
     counts: dict[str, Counter[Status]] = {name: Counter() for name in core.contracts}
     silent: Counter[str] = Counter()
-    heard, away = False, core.kept_away()
+    heard, away = False, kept_away(core)
     for verdict, _ in core.history.cells():
         counts.setdefault(verdict.cell.contract, Counter())[verdict.status] += 1
         silent[verdict.cell.contract] += away(verdict)
@@ -240,7 +241,7 @@ def _overview(core: Core, version: str) -> Overview:
         counts={name: dict(count) for name, count in counts.items()},
         no_traffic=dict(silent),
         incidents=incident_views(core, lasting),
-        missing=[row for name in core.contracts for row in core.missing(name)],
+        missing=[row for name in core.contracts for row in core.evaluator.missing(name, core.seen_at)],
         in_force=[*_routes(core, lasting), *_by_people(core)],
     )
 
@@ -277,12 +278,12 @@ def _by_people(core: Core) -> Iterator[InForceView]:
 
 def _routes(core: Core, lasting: Sequence[Incident]) -> list[InForceView]:
     """Routes in force whose cause is over: they outlive it until a person ends them."""
-    now = core.evaluated_at or core.started_at
+    now = core.seen_at
     broken = {
         (incident.contract, incident.kernel_inference, cell.slice) for incident in lasting for cell in incident.broken
     }
     left = [route for route in core.decisions.routes if (route.contract, route.avoid, route.slice) not in broken]
-    traffic = {name: core.traffic(name, core.escalation, now) for name in {route.contract for route in left}}
+    traffic = {name: traffic_seen(core, name, core.escalation, now) for name in {route.contract for route in left}}
     return [
         InForceView(
             contract=route.contract,

@@ -25,6 +25,7 @@ from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, check_known
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import Event, HistoryPoint
+from kc_otel.serve.traffic import kept_away
 
 _log: Final = logging.getLogger(__name__)
 
@@ -270,13 +271,13 @@ def _verdicts(core: Core, contract: str | None) -> Iterator[VerdictView]:
         for cell, alerts in firing.items()
         if cell.clause != INPUT_CLAUSE
     ]
-    kept_away = core.kept_away()
+    away = kept_away(core)
     for place, (verdict, since, alerts) in enumerate([*judged, *left]):
         gone = place >= len(judged)
         yield VerdictView.of(
             verdict,
             **verdict.cell._asdict(),
-            no_traffic=kept_away(verdict),
+            no_traffic=away(verdict),
             causes=None if gone else core.causes.get(verdict.cell),
             since=since,
             firing=sorted({alert.severity for alert in alerts}),
@@ -326,9 +327,8 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
     routed_to = stand_in(current)
     current = [kernel for kernel in current if kernel.role == "train" or kernel.version not in routed_to]
     silent = {
-        kernel.version: said
-        for kernel in known
-        if kernel.role == "inference" and (said := core.silent_recorders(contract.name, kernel.version)[1])
+        ("inference", version): core.evaluator.silent_recorders(contract.name, version, core.seen_at)[1]
+        for version in core.evaluator.inference_versions(contract.name)
     }
     return [
         KernelView.of(
@@ -336,7 +336,7 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
             name=names[kernel.role, kernel.version],
             otherwise=[
                 *(unlike_declared(contract.kernels, kernel, current) if kernel in current else ()),
-                *([silent[kernel.version]] if kernel.role == "inference" and kernel.version in silent else ()),
+                *filter(None, [silent.get((kernel.role, kernel.version))]),
             ],
         )
         for kernel in known

@@ -30,7 +30,7 @@ from kc_otel.judge.otlp.requests import (
 )
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.request_taker import Hold, RequestTaker, statuses
+from kc_otel.serve.receivers.request_taker import Hold, RequestTaker
 
 _log: Final = logging.getLogger(__name__)
 _DEFAULT_PORT: Final = 4317
@@ -55,10 +55,7 @@ _OPTIONS: Final = (
 class _TooSlowError(ReceiveError):
     """A message did not arrive in time."""
 
-    outcome = "too_slow"
-
-
-_STATUSES: Final[dict[type[ReceiveError], tuple[int, int]]] = {_TooSlowError: (408, 4)}
+    outcome, http_status, rpc_code = "too_slow", 408, 4
 
 
 async def serve_grpc(
@@ -110,7 +107,7 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
     info = RetryInfo(retry_delay=Duration(seconds=nanos // 10**9, nanos=nanos % 10**9))
     detail = AnyMessage()
     detail.Pack(info)
-    said = Status(code=statuses(error, _STATUSES)[1], message=str(error), details=[detail])
+    said = Status(code=error.rpc_code, message=str(error), details=[detail])
     return (
         ("grpc-status-details-bin", said.SerializeToString()),
         ("google.rpc.retryinfo-bin", info.SerializeToString()),
@@ -141,7 +138,7 @@ class _Receiver:
             # grpcio keeps what `abort` raises, and with it this frame: there is no message in it any more.
             self._counts["grpc", answer.outcome] += 1
             trailers = retry_info(answer) if isinstance(answer, ThrottledError) else ()
-            await context.abort(_CODES[statuses(answer, _STATUSES)[1]], str(answer), trailers)
+            await context.abort(_CODES[answer.rpc_code], str(answer), trailers)
         message, outcome = answer
         self._counts["grpc", outcome] += 1
         return message  # type: ignore[no-any-return]

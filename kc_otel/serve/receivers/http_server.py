@@ -41,7 +41,7 @@ from kc_otel.judge.otlp.requests import (
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.request_taker import Hold, RequestTaker, statuses
+from kc_otel.serve.receivers.request_taker import Hold, RequestTaker
 
 with extra("serve", "the evaluator"):
     from starlette.datastructures import Headers
@@ -72,18 +72,15 @@ class _TooSlowError(ThrottledError):
 
 
 class _NotFoundError(ReceiveError):
-    outcome = "not_found"
+    outcome, http_status, rpc_code = "not_found", 404, 5
 
 
 class _NotAllowedError(ReceiveError):
-    outcome = "not_allowed"
+    outcome, http_status, rpc_code = "not_allowed", 405, 12
 
 
 class _MisdirectedError(ReceiveError):
-    outcome = "misdirected"
-
-
-_STATUSES: Final = {_NotFoundError: (404, 5), _NotAllowedError: (405, 12), _MisdirectedError: (421, 7)}
+    outcome, http_status, rpc_code = "misdirected", 421, 7
 
 
 class _DisconnectedError(Exception):
@@ -107,7 +104,7 @@ class HttpReceiver:
                 message, outcome = await self._handle(scope, headers, media, receive, hold)
             status = 200
         except ReceiveError as error:
-            status, message, outcome = statuses(error, _STATUSES)[0], _status(error), error.outcome
+            status, message, outcome = error.http_status, _status(error), error.outcome
             extra = _headers_of(error)
         except _DisconnectedError:
             self._counts["http", "disconnected"] += 1
@@ -164,7 +161,7 @@ class HttpReceiver:
 
 
 def _status(error: ReceiveError) -> Any:
-    status = Status(code=statuses(error, _STATUSES)[1], message=str(error))
+    status = Status(code=error.rpc_code, message=str(error))
     if isinstance(error, BadRequestError):
         violation = BadRequest.FieldViolation(description=str(error))
         status.details.add().Pack(BadRequest(field_violations=[violation]))

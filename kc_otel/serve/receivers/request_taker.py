@@ -12,7 +12,7 @@ delays only long ones. A request without room is rejected with a retry delay: th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,15 +23,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.otlp.requests import (
     ExportResult,
-    ForbiddenError,
-    InternalError,
     Limits,
     MetricsSink,
-    ReceiveError,
     ThrottledError,
     TooLargeError,
-    UnauthenticatedError,
-    UnsupportedMediaError,
     answer,
     from_json,
     from_protobuf,
@@ -61,27 +56,7 @@ _LARGEST_REQUESTS: Final = 4
 class BusyError(ThrottledError):
     """The process holds as much as it may; gRPC's RESOURCE_EXHAUSTED is retried because RetryInfo is beside it."""
 
-
-STATUSES: Final[Mapping[type[ReceiveError], tuple[int, int]]] = {
-    ReceiveError: (400, 3),  # INVALID_ARGUMENT
-    UnauthenticatedError: (401, 16),
-    ForbiddenError: (403, 7),  # PERMISSION_DENIED
-    UnsupportedMediaError: (415, 3),
-    TooLargeError: (413, 8),  # RESOURCE_EXHAUSTED
-    ThrottledError: (503, 14),  # UNAVAILABLE
-    BusyError: (503, 8),
-    InternalError: (500, 13),
-}
-"""HTTP status and google.rpc.Code, which gRPC's status codes are, of errors and those derived from them.
-
-Source: OTLP 1.11, "Failures" and "OTLP/HTTP Response".
-"""
-
-
-def statuses(error: ReceiveError, own: Mapping[type[ReceiveError], tuple[int, int]]) -> tuple[int, int]:
-    """Return the HTTP status and the google.rpc.Code of an error; `own` are a transport's, beside `STATUSES`."""
-    known = {**STATUSES, **own}
-    return next(known[kind] for kind in type(error).__mro__ if kind in known)
+    rpc_code = 8
 
 
 class ByteBudget:

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import listed, place
@@ -21,9 +21,9 @@ from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.serve.history import EventLog
 from kc_otel.serve.listeners import RouterReport
+from kc_otel.serve.store.values import Values
 
 _log: Final = logging.getLogger(__name__)
-Value = TypeVar("Value")
 
 _DECISIONS = "decision table"
 _DRY_RUN = "contracts that run dry"
@@ -33,7 +33,7 @@ _SERVED = "contracts that are served"
 _ROUTERS = "routers"
 _MAX_ORDERS: Final = 20
 """Orders of a contract that the message of its removal and of its return names."""
-_ALERTS, _GROUPS = "alerts of {}", "message groups of {}"
+_ALERTS, _GROUPS = "alerts", "message groups"
 
 
 class EscalationStore:
@@ -41,10 +41,7 @@ class EscalationStore:
 
     def __init__(self, connection: sqlite3.Connection, events: EventLog) -> None:
         self.incidents = IncidentStore(connection)
-        self._connection, self._events = connection, events
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS key_values (name TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT"
-        )
+        self._values, self._events = Values(connection), events
 
     def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
         """Return the state that was last written, as it is of these contracts.
@@ -53,15 +50,15 @@ class EscalationStore:
         left. One whose dry-run mode changes starts over, except for routes: only a person gives traffic back to a
         kernel that was found broken.
         """
-        ran_dry = self._load(_DRY_RUN, frozenset[str], frozenset())
+        ran_dry = self._values.load(_DRY_RUN, frozenset[str], frozenset())
         gone, changed = self._served().keys() - contracts.keys(), (ran_dry ^ dry_run) & contracts.keys()
         decisions, people = self._orders(contracts, gone, now)
         for name in [*sorted(gone), *sorted(changed)]:
             edges = retire(self._policy(name), now)
             for edge in edges:
                 self._events.transition(edge, dry_run=name in ran_dry)
-            for value in (_ALERTS, _GROUPS):
-                self._connection.execute("DELETE FROM key_values WHERE name = ?", (value.format(name),))
+            for kind in (_ALERTS, _GROUPS):
+                self._values.write(name, kind, {"": None})
             if name in gone:
                 continue
             begins = name in dry_run
@@ -79,21 +76,23 @@ class EscalationStore:
             groups={name: self._groups(name) for name in contracts},
         )
         self.save(EscalationState(incidents=state.incidents), state)
-        self._save(_DRY_RUN, sorted(dry_run & contracts.keys()))
-        self._save(_SERVED, {name: served.model_dump_json(by_alias=True) for name, served in contracts.items()})
+        self._values.save(_DRY_RUN, sorted(dry_run & contracts.keys()))
+        self._values.save(_SERVED, {name: served.model_dump_json(by_alias=True) for name, served in contracts.items()})
         return state
 
     def _orders(self, contracts: Collection[str], gone: Collection[str], now: float) -> tuple[DecisionTable, People]:
         """Return what was ordered of the contracts that are served; say what waits, and what is in force again."""
-        people = self._load(_PEOPLE, People, People())
-        decisions = self._load(_DECISIONS, DecisionTable, DecisionTable())
-        aside, silences_aside = self._load(_ASIDE, tuple[DecisionTable, tuple[Silence, ...]], (DecisionTable(), ()))
+        people = self._values.load(_PEOPLE, People, People())
+        decisions = self._values.load(_DECISIONS, DecisionTable, DecisionTable())
+        aside, silences_aside = self._values.load(
+            _ASIDE, tuple[DecisionTable, tuple[Silence, ...]], (DecisionTable(), ())
+        )
         pins = tuple(pin for pin in aside.pins if pin.until is None or now < pin.until)
         before = replace(aside, pins=pins), tuple(silence for silence in silences_aside if now < silence.until)
         decisions, waiting = parted(decisions, before[0], contracts, now)
         silences = (*people.silences, *before[1])
         silent = tuple(silence for silence in silences if silence.contract not in contracts)
-        self._save(_ASIDE, (waiting, silent))
+        self._values.save(_ASIDE, (waiting, silent))
         for (table, quiet), names, said in (
             ((waiting, silent), gone, "the contract is not served any more: until it is, {} out of force"),
             (before, contracts, "the contract is served again: {} in force again"),
@@ -111,7 +110,7 @@ class EscalationStore:
             tuple(silence for silence in silences if silence.contract in contracts),
             tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
         )
-        self._save(_PEOPLE, people)  # also where nothing is left of it
+        self._values.save(_PEOPLE, people)  # also where nothing is left of it
         return decisions, people
 
     def last_messages(
@@ -133,49 +132,39 @@ class EscalationStore:
 
     def routers(self, contracts: Collection[str]) -> dict[str, dict[str, RouterReport]]:
         """Return the routers of these contracts that were written last, by contract and id."""
-        found = self._load(_ROUTERS, dict[str, dict[str, RouterReport]], {})
+        found = self._values.load(_ROUTERS, dict[str, dict[str, RouterReport]], {})
         return {name: known for name, known in found.items() if name in contracts}
 
     def save_routers(self, routers: Mapping[str, Mapping[str, RouterReport]]) -> None:
         """Write what routers last said."""
-        self._save(_ROUTERS, routers)
+        self._values.save(_ROUTERS, routers)
 
     def save(self, before: EscalationState, after: EscalationState) -> None:
         """Write what differs."""
         known = _values_of(before)
-        for name, value in _values_of(after).items():
-            if value != known.get(name):
-                self._save(name, value)
+        for (kind, contract), value in _values_of(after).items():
+            if value != known.get((kind, contract)):
+                self._values.save(kind, value, contract)
         for name, incidents in after.incidents.items():
             self.incidents.save(before.incidents.get(name, ()), incidents)
 
     def _policy(self, contract: str) -> PolicyState:
-        return self._load(_ALERTS.format(contract), PolicyState, PolicyState(contract))
+        return self._values.load(_ALERTS, PolicyState, PolicyState(contract), contract)
 
     def _groups(self, contract: str) -> tuple[MessageGroup, ...]:
-        return self._load(_GROUPS.format(contract), tuple[MessageGroup, ...], ())
+        return self._values.load(_GROUPS, tuple[MessageGroup, ...], (), contract)
 
     def _served(self) -> dict[str, str]:
-        return self._load(_SERVED, dict[str, str], {})
-
-    def _load(self, name: str, kind: type[Value], default: Value) -> Value:
-        row = self._connection.execute("SELECT content FROM key_values WHERE name = ?", (name,)).fetchone()
-        return default if row is None else read_json(kind, row[0])
-
-    def _save(self, name: str, value: Any) -> None:
-        self._connection.execute(
-            "INSERT INTO key_values VALUES (?, ?) ON CONFLICT DO UPDATE SET content = excluded.content "
-            "WHERE content <> excluded.content",
-            (name, to_json(value)),
-        )
+        return self._values.load(_SERVED, dict[str, str], {})
 
 
-def _values_of(state: EscalationState) -> dict[str, Any]:
+def _values_of(state: EscalationState) -> dict[tuple[str, str], Any]:
+    """Values by kind and contract."""
     return {
-        _DECISIONS: state.decisions,
-        _PEOPLE: state.people,
-        **{_ALERTS.format(name): policy for name, policy in state.policies.items()},
-        **{_GROUPS.format(name): groups for name, groups in state.groups.items()},
+        (_DECISIONS, ""): state.decisions,
+        (_PEOPLE, ""): state.people,
+        **{(_ALERTS, name): policy for name, policy in state.policies.items()},
+        **{(_GROUPS, name): groups for name, groups in state.groups.items()},
     }
 
 

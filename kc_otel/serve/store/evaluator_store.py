@@ -12,42 +12,35 @@ import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.fail_evidence import whole_side
+from kc_otel.judge.fail_evidence import HeldEvidence, whole_side
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.point_streams import PointStream, RefusedSender
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import KernelInfo, LastReport
-from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
+from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.judge.verdict import Cell
-from kc_otel.serve.store.codecs import (
-    decode_evidence,
-    decode_histogram,
-    decode_rows,
-    decode_stream,
-    encode_evidence,
-    encode_histograms,
-    encode_rows,
-    encode_streams,
-)
+from kc_otel.serve.store.codecs import decode_histogram, decode_rows, encode_histograms, encode_rows
 from kc_otel.serve.store.state_file import StateError, UnitOfWork
+from kc_otel.serve.store.values import Values
 from kc_otel.stats.histogram import Histogram
 
-SCHEMA_VERSION: Final = 16
+SCHEMA_VERSION: Final = 17
+_LAST_OF_META: Final = 16
+"""Version of the files whose schema version is in a table of its own, or a later one than theirs."""
 
 _STREAMS, _ROWS, _EVIDENCE, _FACTS = "streams", "rows", "evidence", "facts"
 """Kinds of values: streams by their digests, rows of streams by block, evidence by cell, facts of a contract."""
 _MEASURED: Final = "measured"
 """Times at which each sender measured series, by sender."""
+_JUDGED_AT, _SCHEMA = "judged at", "schema version"
 _TABLES: Final = {
-    "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
-    "evaluator_values": "contract TEXT, kind TEXT, key, data BLOB NOT NULL, PRIMARY KEY (contract, kind, key)",
     "evaluator_series": """id INTEGER PRIMARY KEY AUTOINCREMENT, contract TEXT NOT NULL, metric TEXT NOT NULL,
         slice TEXT NOT NULL, kernel_train TEXT NOT NULL, kernel_inference TEXT NOT NULL, newest REAL NOT NULL,
         UNIQUE (contract, metric, slice, kernel_train, kernel_inference)""",
@@ -60,14 +53,14 @@ _TABLES: Final = {
 class _Facts:
     """Facts of a contract beside its numbers; `slices` and `clauses` are digests of what these measure."""
 
-    heard: list[tuple[str, str, Heard]]
+    heard: list[tuple[Pair, Heard]]
     recorders: dict[str, dict[str, LastReport]]
     gone: dict[str, dict[str, LastReport]]
-    owed: list[tuple[str, str, str, str, dict[str, float]]]
+    owed: list[tuple[SeriesKey, dict[str, float]]]
     slices: Mapping[str, str]
     clauses: dict[str, str]
     refused: list[RefusedSender]
-    newest: list[tuple[str, str, str, float]]
+    newest: dict[str, list[tuple[Pair, float]]]
     kernels: list[KernelInfo]
     most_cells: int
 
@@ -76,14 +69,14 @@ class EvaluatorStore:
     """Saves and restores evaluators; a StateError if another schema version wrote the state."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+        self._connection, self.values = connection, Values(connection)
         self._ids: dict[tuple[str, SeriesKey], int] = {}
         self._heads: dict[tuple[str, int], int] = {}
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-        if (version := self.meta("schema_version")) is None:
-            self.save_meta("schema_version", version := str(SCHEMA_VERSION))
-        if version != str(SCHEMA_VERSION):
+        before = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'evaluator_meta'").fetchone()
+        version = self.values.load(_SCHEMA, int, SCHEMA_VERSION if before is None else _LAST_OF_META)
+        if version != SCHEMA_VERSION:
             msg = (
                 f"the evaluator's state has schema version {version}, this program reads {SCHEMA_VERSION}; use the "
                 "program that wrote it, or move the state file away and start again. First note the routes, pins and "
@@ -91,19 +84,7 @@ class EvaluatorStore:
                 "kernel that requests are kept away from is not measured, so nothing else keeps them away again"
             )
             raise StateError(msg)
-
-    def meta(self, key: str) -> str | None:
-        """Return what `save_meta` has written; None for nothing."""
-        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else row[0]
-
-    def save_meta(self, key: str, value: str) -> None:
-        """Write a value that is of no contract."""
-        self._connection.execute(
-            "INSERT INTO evaluator_meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value "
-            "WHERE value <> excluded.value",
-            (key, value),
-        )
+        self.values.save(_SCHEMA, version)
 
     def save(
         self, evaluator: Evaluator, unit: UnitOfWork, alone: Callable[[str], AbstractContextManager[None]] | None = None
@@ -111,7 +92,7 @@ class EvaluatorStore:
         """Write what changed since the last save that lasted; `alone` gives the context of what is of one contract."""
         unit.on_rollback(self._rolled_back)
         evaluator.settle()
-        self.save_meta("judged_at", repr(evaluator.judged_at))
+        self.values.save(_JUDGED_AT, evaluator.judged_at)
         for name, state in evaluator.states.items():
             with alone(name) if alone is not None else nullcontext():
                 unit.on_rollback(self._rolled_back)
@@ -137,13 +118,12 @@ class EvaluatorStore:
 
         Contracts, slices and metrics that are no longer there are left out, and deleted; so are redefined slices.
         """
-        served = json.dumps([*evaluator.states])
-        for table in ("values", "series"):
-            self._connection.execute(
-                f"DELETE FROM evaluator_{table} WHERE contract NOT IN (SELECT value FROM json_each(?))",  # noqa: S608 - names of tables
-                (served,),
-            )
-        evaluator.listened(float(self.meta("judged_at") or -math.inf))
+        self._connection.execute(
+            "DELETE FROM evaluator_series WHERE contract NOT IN (SELECT value FROM json_each(?))",
+            (json.dumps([*evaluator.states]),),
+        )
+        self.values.forget_others((_STREAMS, _ROWS, _EVIDENCE, _FACTS, _MEASURED), evaluator.states)
+        evaluator.listened(self.values.load(_JUDGED_AT, float, -math.inf))
         redefined, changed = self._restore_facts(evaluator)
         self._restore_series(evaluator, redefined)
         self._restore_measured(evaluator)
@@ -151,40 +131,17 @@ class EvaluatorStore:
         self._restore_streams(evaluator)
         self._restore_evidence(evaluator, redefined, changed)
 
-    def _write(self, name: str, kind: str, values: Mapping[Any, bytes | str | None]) -> None:
-        """Write values of a contract by their keys; None for those that are gone."""
-        self._connection.executemany(
-            "INSERT INTO evaluator_values VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET data = excluded.data "
-            "WHERE data <> excluded.data",
-            [(name, kind, key, data) for key, data in values.items() if data is not None],
-        )
-        self._connection.executemany(
-            "DELETE FROM evaluator_values WHERE contract = ? AND kind = ? AND key = ?",
-            [(name, kind, key) for key, data in values.items() if data is None],
-        )
-
-    def _read(self, kind: str) -> list[tuple[str, Any, Any]]:
-        """Contract, key and data of all values of a kind, by key."""
-        return self._connection.execute(
-            "SELECT contract, key, data FROM evaluator_values WHERE kind = ? ORDER BY key", (kind,)
-        ).fetchall()
-
     def _save_streams(self, name: str, state: ContractState) -> None:
-        found: dict[bytes, PointStream] = {}
+        found: dict[bytes, str | None] = {}
         for key in state.changed_streams:
             stream = state.streams.get(key)
             if stream is None and state.rows is not None:
                 stream = state.rows.others.get(state.rows.row_of.get(key, -1))
-            if stream is not None:
-                found[key] = stream
-        encoded = zip(found, encode_streams([*found.values()]), strict=True)
-        self._write(name, _STREAMS, dict.fromkeys(state.changed_streams) | dict(encoded))
+            found[key] = None if stream is None else to_json(stream)
+        self.values.write(name, _STREAMS, found)
 
     def _save_rows(self, name: str, state: ContractState, evaluator: Evaluator) -> None:
-        saved = self._connection.execute(
-            "SELECT key FROM evaluator_values WHERE (contract, kind) = (?, ?)", (name, _ROWS)
-        )
-        values: dict[int, bytes | None] = {key: None for (key,) in saved}
+        values: dict[int, bytes | None] = dict.fromkeys(self.values.keys(name, _ROWS))
         if state.rows is not None:
             values = dict.fromkeys(values.keys() - state.rows.blocks)
             blocks, rows = state.rows.unsaved()
@@ -194,7 +151,7 @@ class EvaluatorStore:
             content.records["series"] = np.array(ids, np.int64)[of]
             encoded = encode_rows(blocks, rows, content)
             values |= {block: data or None for block, data in zip(blocks.tolist(), encoded, strict=True)}
-        self._write(name, _ROWS, values)
+        self.values.write(name, _ROWS, values)
 
     def _save_panes(self, name: str, state: ContractState) -> None:
         rows: list[tuple[int, int, int, float, bytes]] = []
@@ -232,33 +189,27 @@ class EvaluatorStore:
 
     def _save_evidence(self, name: str, state: ContractState) -> None:
         cells = state.evidence.cells
-        self._write(
-            name,
-            _EVIDENCE,
-            {
-                json.dumps(cell): encode_evidence(cells[cell]) if cell in cells else None
-                for cell in state.evidence.changed
-            },
-        )
+        found = {json.dumps(cell): to_json(cells[cell]) if cell in cells else None for cell in state.evidence.changed}
+        self.values.write(name, _EVIDENCE, found)
 
     def _save_facts(self, name: str, evaluator: Evaluator) -> None:
         state = evaluator.states[name]
         quantities = state.contract.quantity_digests
         data = to_json(
             _Facts(
-                heard=[(*pair, heard) for pair, heard in state.heard.items()],
+                heard=[*state.heard.items()],
                 recorders=state.recorders.by_version,
                 gone=state.recorders.gone,
-                owed=[(*key, owing) for key, owing in state.recorders.owed.items()],
+                owed=[*state.recorders.owed.items()],
                 slices=state.contract.slice_digests,
                 clauses={id: digest for (id, slice), digest in quantities.items() if slice == ALL},
                 refused=[*state.refused.found.values()],
-                newest=[(metric, *pair, at) for metric, pairs in state.newest.items() for pair, at in pairs.items()],
+                newest={metric: [*pairs.items()] for metric, pairs in state.newest.items()},
                 kernels=[*state.kernels.values()],
                 most_cells=state.evidence.most,
             )
         )
-        self._write(name, _FACTS, {"": data})
+        self.values.write(name, _FACTS, {"": data})
 
     def _save_measured(self, name: str, state: ContractState) -> None:
         """Write when recorders measured each series that there is."""
@@ -270,17 +221,17 @@ class EvaluatorStore:
                 if key in state.series:
                     times.setdefault(at, []).append(self._id(name, key))
             values[sender] = json.dumps([*times.items()])
-        self._write(name, _MEASURED, values)
+        self.values.write(name, _MEASURED, values)
 
     def _restore_measured(self, evaluator: Evaluator) -> None:
         keys = {id: key for (_, key), id in self._ids.items()}
-        for name, sender, data in self._read(_MEASURED):
+        for name, sender, data in self.values.read(_MEASURED):
             seen = {keys[id]: at for at, ids in json.loads(data) for id in ids if id in keys}
             evaluator.states[name].recorders.measured[sender] = seen
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
-        for name, key, data in self._read(_STREAMS):
-            state, stream = evaluator.states[name], decode_stream(data)
+        for name, key, data in self.values.read(_STREAMS):
+            state, stream = evaluator.states[name], read_json(PointStream, data)
             row = -1 if state.rows is None else state.rows.row_of.get(key, -1)
             if row >= 0 and state.rows is not None:
                 state.rows.others[row] = stream
@@ -291,7 +242,7 @@ class EvaluatorStore:
 
     def _restore_rows(self, evaluator: Evaluator) -> None:
         keys = {id: key for (_, key), id in self._ids.items()}
-        for name, _, data in self._read(_ROWS):
+        for name, _, data in self.values.read(_ROWS):
             content = decode_rows(data)
             series = [keys.get(id) for id in content.records["series"].tolist()]
             evaluator.restore_rows(name, content, series)
@@ -336,31 +287,33 @@ class EvaluatorStore:
         self, evaluator: Evaluator, redefined: Collection[tuple[str, str]], changed: Collection[tuple[str, str]]
     ) -> None:
         """Restore the evidence against cells; delete evidence against a limit, clause or slice that has changed."""
-        for name, key, data in self._read(_EVIDENCE):
-            cell, held = Cell(*json.loads(key)), decode_evidence(data)
+        for name, key, data in self.values.read(_EVIDENCE):
+            cell, held = Cell(*json.loads(key)), read_json(HeldEvidence, data)
+            recovery = None if held.fault is None else held.fault.recovery
+            if math.isnan(held.peak) or (recovery is not None and not recovery.cap > recovery.level > 0.0):
+                raise ValueError("not evidence: a number is missing, or is none")
             other = (name, cell.slice) in redefined or (name, whole_side(cell).clause) in changed
             if other or not evaluator.states[name].evidence.restore(cell, held):
-                self._write(name, _EVIDENCE, {key: None})
+                self.values.write(name, _EVIDENCE, {key: None})
 
     def _restore_facts(self, evaluator: Evaluator) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         """Restore what is beside the numbers; return (contract, slice) and (contract, clause) redefined since."""
         redefined: set[tuple[str, str]] = set()
         changed: set[tuple[str, str]] = set()
-        for name, _, data in self._read(_FACTS):
+        for name, _, data in self.values.read(_FACTS):
             state = evaluator.states[name]
             facts = read_json(_Facts, data)
             own, measured = state.contract.slice_digests, state.contract.quantity_digests
             redefined |= {(name, slice) for slice, digest in facts.slices.items() if own.get(slice) != digest}
             changed |= {(name, id) for id, digest in facts.clauses.items() if measured.get((id, ALL)) != digest}
-            state.heard = {(train, inference): heard for train, inference, heard in facts.heard}
+            state.heard = dict(facts.heard)
             recorders = state.recorders
             recorders.by_version, recorders.gone = facts.recorders, facts.gone
-            recorders.owed = {SeriesKey(*key): owing for *key, owing in facts.owed}
+            recorders.owed = dict(facts.owed)
             state.refused.found = {
                 (refused.outcome, refused.pair, refused.sender): refused for refused in facts.refused
             }
-            for metric, train, inference, at in facts.newest:
-                state.newest.setdefault(metric, {})[train, inference] = at
+            state.newest.update({metric: dict(pairs) for metric, pairs in facts.newest.items()})
             state.kernels.update({(info.role, info.version): info for info in facts.kernels})
             state.evidence.most = facts.most_cells
         return redefined, changed
