@@ -77,8 +77,8 @@ def reduce(
 ) -> Reduced:
     """Check, measure and count a batch of sequences, of which some are known to be invalid (`codes`, int8 [sequences]).
 
-    The result's codes add the findings on log-probabilities. `membership` is bool [sequences, slices]; `places` are given
-    where they are asked for; with `density` they are log-densities, which may exceed 0.
+    The result's codes add the findings on log-probabilities. `membership` is bool [sequences, slices]; `places`
+    are given where they are asked for; with `density` they are log-densities, which may exceed 0.
     """
     codes = codes.copy()
     codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
