@@ -61,21 +61,13 @@ class EngineLatency:
     def _metrics(self, families: Mapping[str, Any], now: int) -> Iterator[sdk.Metric]:
         self._first = self._first or now
         process = families.get("process_start_time_seconds")
-        begun = {(): process.samples[0].value} if process and process.samples else {}
+        start = min(int(process.samples[0].value * 1e9), now) if process and process.samples else self._first
         for theirs, name in LATENCIES.items():
             if theirs not in families:
                 continue
-            created = {
-                _labels(sample.labels): sample.value
-                for family in (families.get(f"{theirs}_created"), families[theirs])
-                if family is not None
-                for sample in family.samples
-                if sample.name.endswith("_created")
-            }
-            points = []
-            for labels, samples in _by_labels(families[theirs].samples).items():
-                start = created.get(labels) or begun.get(()) or self._first / 1e9
-                points.append(_point(labels, samples, min(int(start * 1e9), now), now))
+            points = [
+                _point(labels, samples, start, now) for labels, samples in _by_labels(families[theirs].samples).items()
+            ]
             data = sdk.Histogram(points, sdk.AggregationTemporality.CUMULATIVE)
             yield sdk.Metric(name, f"{theirs} of the engine.", "s", data)
 

@@ -275,10 +275,7 @@ def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
     if recorder.log is None:
         raise ValueError("recorder: it has no verdicts to log; make it with log=kc_otel.TrainingLog()")
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def log(logs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-            return original({**logs, **recorder.scalars()}, *args, **kwargs)
+    def log(original: Callable[..., Any], logs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return original({**logs, **recorder.scalars()}, *args, **kwargs)
 
-        return log
-
-    return wrap(trainer, "log", around)
+    return wrap(trainer, "log", log)

@@ -42,7 +42,8 @@ _MAX_OPERATORS = 64  # operators recorded besides those that the contract is abo
 
 
 BETWEEN: Final = len(POSITION_EDGES)
-"""Column of `Places.bounds`, and of differences of it, at which turns follow positions."""
+"""Column of `Places.before`, and of differences of it, at which turns follow positions."""
+_EVERY: Final = np.iinfo(np.intp).max
 
 
 class TokenSlice(NamedTuple):
@@ -61,8 +62,8 @@ class Places:
 
     def of_parts(self, rows: NDArray[np.integer], counts: NDArray[np.bool_]) -> Places:
         """The places of some of the rows again, where fewer tokens count, bool [parts, tokens]."""
-        found = Places(counts)
-        found.__dict__.update({name: getattr(self, name)[rows] for name in ("positions", "turns", "begins", "bounds")})
+        found = Places(counts, self.positions[rows])
+        found.__dict__["begins"] = self.begins[rows]
         return found
 
     @cached_property
@@ -79,23 +80,20 @@ class Places:
         return np.cumsum(self.begins, axis=1)
 
     @cached_property
-    def bounds(self) -> NDArray[np.intp]:
-        """Columns between which the tokens of each of PLACES are, integers [sequences, bins + 1 + turns + 1]."""
-        sequences, width = self.counts.shape
-        found = np.full((sequences, BETWEEN + 1 + TURNS + 1), width, dtype=np.intp)
-        if self.given is None:
-            first = self.counts.argmax(1)
-            found[:, :BETWEEN] = np.minimum(first[:, None] + np.array(POSITION_EDGES), width)
-        else:
+    def before(self) -> NDArray[np.intp]:
+        """Tokens of each sequence before each of PLACES and after the last, [sequences, bins + 1 + turns + 1]."""
+        lengths = np.count_nonzero(self.counts, axis=1)
+        of_one_run = np.array([*POSITION_EDGES, _EVERY, 0, *[_EVERY] * TURNS], dtype=np.intp)
+        found: NDArray[np.intp] = np.minimum(of_one_run, lengths[:, None])
+        last = self.counts.shape[1] - 1 - self.counts[:, ::-1].argmax(1)
+        end = last - self.counts.argmax(1) if self.given is None else self.given[np.arange(lengths.size), last]
+        if (several := np.flatnonzero(end + 1 != lengths)).size:
+            counts, positions = self.counts[several], self.positions[several].astype(np.int32)
+            turns = np.cumsum(self.begins[several], axis=1, dtype=np.int32)
             for column, edge in enumerate(POSITION_EDGES):
-                beyond = self.counts & (self.given >= edge)
-                found[:, column] = np.where(beyond.any(1), beyond.argmax(1), width)
-        found[:, BETWEEN + 1] = 0
-        several = np.flatnonzero(np.count_nonzero(self.begins, axis=1) > 1)
-        if several.size:
-            number = np.cumsum(self.begins[several], axis=1)
+                found[several, column] = np.count_nonzero(counts & (positions < edge), axis=1)
             for turn in range(2, TURNS + 1):
-                found[several, BETWEEN + turn] = np.count_nonzero(number < turn, axis=1)
+                found[several, BETWEEN + turn] = np.count_nonzero(counts & (turns < turn), axis=1)
         return found
 
     @cached_property

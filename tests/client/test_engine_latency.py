@@ -8,7 +8,7 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
 from kc_otel.cli import measure_commands
 from kc_otel.client.engine_latency import LATENCIES, EngineLatency
@@ -39,6 +39,7 @@ class Engine:
 
     def restart(self) -> None:
         self.registry = CollectorRegistry()
+        Gauge("process_start_time_seconds", "of the engine", registry=self.registry).set_to_current_time()
         names = ("engine", "model_name")
         self.histograms = [
             Histogram(name, "of vLLM", names, buckets=(0.1, 0.25, 0.5, 1.0, 2.5), registry=self.registry)

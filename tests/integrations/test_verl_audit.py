@@ -117,7 +117,11 @@ def run(monkeypatch):
     watch = TrainerWatch(CONTRACT, into(made))
     watch.audits._clock = lambda: clock.now
     settings = config(bypass=True, log_prob_use_dynamic_bsz=False, log_prob_micro_batch_size_per_gpu=MICRO_BATCH)
-    trainer = SimpleNamespace(config=settings, global_steps=8, actor_rollout_wg=Workers(queue, clock))
+    own = dict.fromkeys(("_compute_old_log_prob", "_update_actor"), lambda _, batch, metrics: batch)  # noqa: ARG005
+    own |= dict.fromkeys(("fit", "_compute_advantage"), print)
+    v1 = SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=type("PPO", (SimpleNamespace,), own))
+    watch.attach(v1)
+    trainer = v1.PPOTrainer(config=settings, global_steps=8, actor_rollout_wg=Workers(queue, clock))
 
     def step(number=0, **changed):
         lengths = [3 + row % 4 for row in range(ROWS)]
@@ -138,8 +142,8 @@ def run(monkeypatch):
         metrics = {}
         for name, value in changed.items():
             setattr(trainer, name, value)
-        assert watch.audits.around_old_log_prob(lambda *_, **__: meta, trainer, (meta,), {"metrics": metrics}) is meta
-        watch.audits.around_update(lambda *_, **__: None, trainer, (meta,), {"metrics": metrics})
+        assert trainer._compute_old_log_prob(meta, metrics=metrics) is meta
+        assert trainer._update_actor(meta, metrics=metrics) is meta
         return names, meta, metrics
 
     step.trainer, step.queue, step.made, step.settings = trainer, queue, made, settings

@@ -17,19 +17,18 @@ The whole batch is still recorded.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final, Self
 
 from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations import wrap
+from kc_otel.integrations import listen, wrap
 from kc_otel.integrations.transformers import log_verdicts
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, own_attributes
 from kc_otel.record.export_loop import DriftLog
@@ -226,11 +225,11 @@ class InstrumentedTrainer:
             undo.callback(log_verdicts(trainer, self.recorder))
         undo.callback(wrap(trainer, "compute_loss", self._around_loss))
         if trainer.use_vllm:
-            undo.callback(wrap(trainer.vllm_generation, "sync_weights", self._after(self._sent)))
+            undo.callback(listen(trainer.vllm_generation, "sync_weights", self._failed, after=self._sent))
         if trainer.rollout_func is not None:
-            undo.callback(wrap(trainer, "rollout_func", self._after(self._rolled_out)))
+            undo.callback(listen(trainer, "rollout_func", self._failed, after=self._rolled_out))
         elif trainer.use_vllm:
-            undo.callback(wrap(trainer.vllm_generation, "generate", self._after(self._generated)))
+            undo.callback(listen(trainer.vllm_generation, "generate", self._failed, after=self._generated))
         functions = [i for i, reward in enumerate(trainer.reward_funcs) if not hasattr(reward, "parameters")]
         self._rewards = bool(functions) and self.recorder.contract.assumptions.reward_range is not None
         if self._columns and not functions:
@@ -241,61 +240,35 @@ class InstrumentedTrainer:
         for number, reward in enumerate(trainer.reward_funcs):
             if number in functions:  # each has its say, and any one is handed the columns
                 if self._rewards or (self._columns and number == functions[0]):
-                    undo.callback(wrap(trainer.reward_funcs, number, functools.partial(self._around_reward, number)))
+                    after = partial(self._scored, number)
+                    undo.callback(
+                        listen(trainer.reward_funcs, number, self._failed, before=self._rewarded, after=after)
+                    )
             elif self._rewards:
-                hook = functools.partial(self._guarded, self._model_said, number)
+                hook = partial(self._guarded, self._model_said, number)
                 undo.callback(reward.register_forward_hook(hook).remove)
 
-    def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._active:
-                return original(model, inputs, *args, **kwargs)
-            scores: list[Any] = []
-            listening = self._guarded(self._listen, model, inputs, scores)
-            reduced = self._guarded(self._reduced, inputs)
-            try:
-                loss = original(model, inputs if reduced is None else reduced, *args, **kwargs)
-            finally:
-                if listening is not None:
-                    listening.remove()
-            # After the loss: TRL has read metrics of this batch by then, and the device has nothing left to wait for.
-            self._guarded(self._record, inputs, scores)
-            return loss
+    def _around_loss(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        scores: list[Any] = []
+        listening = self._guarded(self._listen, model, inputs, scores)
+        reduced = self._guarded(self._reduced, inputs)
+        try:
+            loss = original(model, inputs if reduced is None else reduced, *args, **kwargs)
+        finally:
+            if listening is not None:
+                listening.remove()
+        # After the loss: TRL has read metrics of this batch by then, and the device has nothing left to wait for.
+        self._guarded(self._record, inputs, scores)
+        return loss
 
-        return compute_loss
-
-    def _after(self, then: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A wrapper that hands on what a call returned, and its arguments."""
-
-        def around(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                output = original(*args, **kwargs)
-                self._guarded(then, output, args, kwargs)
-                return output
-
-            return call
-
-        return around
-
-    def _sent(self, *_: Any) -> None:
+    def _sent(self, *_: Any, **__: Any) -> None:
         self._synced = self._trainer.state.global_step
 
-    def _rolled_out(self, output: Any, *_: Any) -> None:
+    def _rolled_out(self, output: Any, *_: Any, **__: Any) -> None:
         self._begin(output.get("prompt_ids"))
 
-    def _generated(self, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._begin(kwargs.get("prompts", args[0] if args else None))
-
-    def _around_reward(self, number: int, original: Callable[..., Any]) -> Callable[..., Any]:
-        def reward(*args: Any, **kwargs: Any) -> Any:
-            self._guarded(self._rewarded, kwargs)
-            return self._scored(number, original(*args, **kwargs))
-
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            self._guarded(self._rewarded, kwargs)
-            return self._scored(number, await original(*args, **kwargs))
-
-        return awaited if _is_async(original) else reward
+    def _generated(self, _: Any, prompts: Sequence[Any] | None = None, *__: Any, **___: Any) -> None:
+        self._begin(prompts)
 
     def _begin(self, prompts: Sequence[Any] | None) -> None:
         weights = self._synced if self._weights is None else self._weights()
@@ -304,7 +277,7 @@ class InstrumentedTrainer:
         if current is None or current.rewarded or current.step != step:
             self._newest[self._training] = RolloutBatch(step, weights, prompts)
 
-    def _rewarded(self, given: Mapping[str, Any]) -> None:
+    def _rewarded(self, *_: Any, **given: Any) -> None:
         columns = {name: given[name] for name in self._columns if isinstance(given.get(name), list | tuple)}
         if missing := sorted(self._columns - columns.keys()):
             self._warn_once(
@@ -313,10 +286,9 @@ class InstrumentedTrainer:
         if (current := self._current) is not None:
             current.reward(given["completion_ids"], columns)
 
-    def _scored(self, number: int, scores: Any) -> Any:
+    def _scored(self, number: int, scores: Any, *_: Any, **__: Any) -> None:
         if self._rewards and (current := self._current) is not None:
-            self._guarded(current.score, number, scores)
-        return scores
+            current.score(number, scores)
 
     def _model_said(self, number: int, _model: Any, _inputs: Any, output: Any) -> None:
         self._scored(number, output.logits[:, 0].float().tolist())
@@ -432,25 +404,20 @@ class InstrumentedTrainer:
             _log.warning("contract %s: %s", self.recorder.contract.name, text)
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Count and log an exception, so that training goes on."""
-        if not self._active:
-            return None
         try:
             return function(*args)
         except Exception as error:  # noqa: BLE001 - the trainer must not fail because somebody watches
-            self.recorder.drop("rollout-unusable", error)
-            return None
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Count and log an exception, so that training goes on."""
+        self.recorder.drop("rollout-unusable", error)
 
 
 def _counted(inputs: Mapping[str, Any]) -> Any:
     """Tokens that the model sampled: no padding, and nothing that a tool said."""
     mask = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    call = getattr(type(function), "__call__", None)  # noqa: B004 - a callable object's method may be the coroutine
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _processings(trainer: Any, inference: Processing | None) -> tuple[Processing, Processing] | None:

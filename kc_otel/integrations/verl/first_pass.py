@@ -13,8 +13,6 @@ rank that its name selects, so that one in `dp` tokens of the first mini-batch c
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import zlib
 from collections import Counter
@@ -29,9 +27,6 @@ from kc_otel.integrations.verl.logged_batch import LoggedBatch, Watch, attribute
 from kc_otel.record.recorder import Recorder
 
 _log: Final = logging.getLogger("kc_otel")
-_LOSSES_MODULE: Final = "verl.workers.utils.losses"
-_WORKERS_MODULE: Final = "verl.workers.engine_workers"
-WORKER_MODULES: Final = (_LOSSES_MODULE, _WORKERS_MODULE)  # modules that `FirstPassWatch.attach` puts wrappers into
 AUDITED_PROMPTS: Final = "kc_otel_audited_prompts"
 _MEASURED_MESSAGE: Final = (
     "kc-otel: verl trains without scoring rollouts before (bypass mode): the first mini-batch of each update is "
@@ -47,6 +42,18 @@ class FirstPassWatch(Watch):
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
         super().__init__(contract, make)
+        self.wrappers = {
+            "verl.workers.utils.losses": {
+                "ppo_loss": self.around(self._around_loss),
+                "get_policy_loss_fn": self.around(self._around_choice),
+            },
+            "verl.workers.engine_workers": {
+                "TrainingWorker.train_mini_batch": self.around(self._around_update),
+                "TrainingWorker.train_batch": self.around(self._around_mini_batch),
+                "ActorRolloutRefWorker.update_actor": self.hook(before=self._begun),
+                "ActorRolloutRefWorker.update_weights": self.hook(after=self._sent),
+            },
+        }
         self._worker: Any = None
         self._synced: int | None = None
         self._stepped = False
@@ -57,31 +64,12 @@ class FirstPassWatch(Watch):
         self._micro_batch: Any = None
         self._said = False
 
-    def attach(self, module: Any) -> None:
-        """Wrap what is watched in one of `WORKER_MODULES`, by plain functions: workers are pickled by reference.
-
-        Raises:
-            AttributeError: If the module lacks one of them.
-        """
-        if module.__name__ == _LOSSES_MODULE:
-            _replace(module, "ppo_loss", self._around_loss)
-            _replace(module, "get_policy_loss_fn", self._around_choice)
-        elif module.__name__ == _WORKERS_MODULE:
-            _replace(module.TrainingWorker, "train_mini_batch", self._around_update)
-            _replace(module.TrainingWorker, "train_batch", self._around_mini_batch)
-            _replace(module.ActorRolloutRefWorker, "update_actor", self._around_actor)
-            _replace(module.ActorRolloutRefWorker, "update_weights", self._around_sync)
-
-    def _around_actor(self, original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+    def _begun(self, worker: Any, *_: Any, **__: Any) -> None:
         self._worker = worker
-        return original(worker, *args, **kwargs)
 
-    async def _around_sync(self, original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
-        sent = await original(worker, *args, **kwargs)
-        step = kwargs.get("global_steps", args[0] if args else None)
-        if step is not None:
-            self._synced, self._stepped = int(step), False
-        return sent
+    def _sent(self, _: Any, __: Any, global_steps: Any = None, *___: Any, **____: Any) -> None:
+        if global_steps is not None:
+            self._synced, self._stepped = int(global_steps), False
 
     def _around_update(self, original: Callable[..., Any], worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_actor(worker):
@@ -182,20 +170,6 @@ class FirstPassWatch(Watch):
             for row, length in zip(found, lengths.tolist(), strict=True):
                 row["prompt_tokens"] = int(length)
         return found
-
-
-def _replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Put a plain function in the place of another, which `around` gets beside its arguments."""
-    original = getattr(owner, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        return await around(original, *args, **kwargs)
-
-    wrapper = awaited if inspect.iscoroutinefunction(around) else call
-    setattr(owner, name, functools.wraps(original)(wrapper))
 
 
 def _bypassed(data: Any) -> int | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
+from kc_otel.integrations import Around, listen, wrap
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.slice_table import asked_for
@@ -20,6 +23,7 @@ from kc_otel.record.work import Processing, Weights
 from kc_otel.record.worker import ReasonCounts
 from kc_otel.recordings.request import effective
 
+_log: Final = logging.getLogger("kc_otel")
 _OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}  # attributes that are no columns
 _SCALARS: Final = (str, bool, int, float, np.generic)
 _SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -34,6 +38,8 @@ class Watch:
 
     watched = "batch"
     """Subject of one call, for the log."""
+    wrappers: Mapping[str, Mapping[str, Callable[[Any, str], object]]]
+    """What wraps functions of modules, by the names of both."""
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
         self._recorder: Recorder | None = None
@@ -43,16 +49,36 @@ class Watch:
         self._columns = sorted(asked_for(contract) - _OF_TENSORS)
         self._wants_prompt_tokens = "prompt_tokens" in asked_for(contract)
 
+    def attach(self, module: Any) -> None:
+        """Wrap what is watched in a module of `wrappers`, by plain functions: workers are pickled by reference."""
+        try:
+            for path, put in self.wrappers[module.__name__].items():
+                owner, _, name = path.rpartition(".")
+                put(getattr(module, owner) if owner else module, name)
+        except AttributeError as error:
+            _log.error("kc-otel: %s is not as expected, and is not watched: %s", module.__name__, error)
+
+    def around(self, function: Around) -> Callable[[Any, str], object]:
+        """Wrap a function by another, as `wrap` does."""
+        return partial(wrap, around=function)
+
+    def hook(self, **listeners: Callable[..., object]) -> Callable[[Any, str], object]:
+        """Look at its calls, as `listen` does."""
+        return partial(listen, failed=self.failed, **listeners)
+
     def guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return what a function returns; None where it raises."""
         try:
             return function(*args)
         except Exception as error:  # noqa: BLE001 - the trainer must not fail because somebody watches
-            if self._recorder is None:
-                self._faults.add(self.watched, error)
-            else:
-                self._recorder.drop("rollout-unusable", f"{type(error).__name__}: {error}")
-            return None
+            return self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Count a fault, so that the trainer goes on."""
+        if self._recorder is None:
+            self._faults.add(self.watched, error)
+        else:
+            self._recorder.drop("rollout-unusable", f"{type(error).__name__}: {error}")
 
     def flush(self) -> None:
         """Export what was recorded."""

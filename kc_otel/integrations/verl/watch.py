@@ -20,14 +20,12 @@ import numpy as np
 from kc_otel._extras import extra
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.verl.first_pass import AUDITED_PROMPTS, WORKER_MODULES, FirstPassWatch
+from kc_otel.integrations.verl.first_pass import AUDITED_PROMPTS, FirstPassWatch
 from kc_otel.integrations.verl.logged_batch import LoggedBatch, Watch, attributes_of, column, padded
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
 
 _log: Final = logging.getLogger("kc_otel")
-_V1_MODULE: Final = "verl.trainer.ppo.v1.trainer_base"
-_LEGACY_MODULE: Final = "verl.trainer.ppo.ray_trainer"
 _REWARD_COLUMNS: Final = ("rm_scores", "advantages")
 _NO_LOGPROBS: Final = (
     "kc-otel: actor_rollout_ref.rollout.calculate_log_probs is off: the engine's log-probabilities are not kept, so no "
@@ -76,22 +74,15 @@ class Audit:
         self._scored: frozenset[str] = frozenset()
         self._said = False
 
-    def around_old_log_prob(self, wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
-        """The trainer of v1 takes the engine's log-probabilities for its own: before the step's first update."""
-        batch = wrapped(*args, **kwargs)
+    def look(self, batch: Any, trainer: Any, _: Any, metrics: Any) -> None:
+        """Audit a step before its first update, once v1's trainer has taken the engine's log-probabilities."""
         self._scored = frozenset()
         correction = trainer.config.algorithm.get("rollout_correction") or {}
         if correction.get("bypass_mode") and not getattr(trainer, "local_trigger_step", 0):
-            metrics = kwargs.get("metrics", args[1] if len(args) > 1 else {})
-            self._watch.guarded(self._step, trainer, batch, metrics)
-        return batch
+            self._step(trainer, batch, metrics)
 
-    def around_update(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    def mark(self, _: Any, batch: Any, *__: Any, **___: Any) -> None:
         """Send the names of the prompts that were scored along with the update."""
-        self._watch.guarded(self._mark, kwargs.get("batch", args[0] if args else None))
-        return wrapped(*args, **kwargs)
-
-    def _mark(self, batch: Any) -> None:
         if self._scored:
             batch.extra_info[AUDITED_PROMPTS] = self._scored
 
@@ -162,34 +153,29 @@ class TrainerWatch(Watch):
         self._pending: LoggedBatch | None = None
         self._trainer: Any = None
         self.audits = Audit(self)
+        fit = self.around(self._around_fit)
+        v1 = {"PPOTrainer.fit": fit, "PPOTrainer._compute_advantage": self.hook(after=self._advantaged)}
+        if self.audits.share:
+            v1 |= {
+                "PPOTrainer._compute_old_log_prob": self.hook(after=self.audits.look),
+                "PPOTrainer._update_actor": self.hook(before=self.audits.mark),
+            }
+        self.wrappers = {
+            "verl.utils.debug.metrics": {"calculate_debug_metrics": self.hook(after=self._compared)},
+            "verl.trainer.ppo.metric_utils": {"compute_data_metrics": self.hook(after=self._finished)},
+            "verl.trainer.ppo.ray_trainer": {"RayPPOTrainer.fit": fit},
+            "verl.trainer.ppo.v1.trainer_base": v1,
+        }
 
-    def around_fit(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Wrap a trainer's fit: read the kernels from its configuration, and record pending batches at its end."""
-        self._trainer = instance
-        self.guarded(self._check, instance)
+    def _around_fit(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read the kernels from a trainer's configuration, and record pending batches at its end."""
+        self._trainer = trainer
+        self.guarded(self._check, trainer)
         try:
-            return wrapped(*args, **kwargs)
+            return original(trainer, *args, **kwargs)
         finally:
             self.flush()
             self._trainer = None
-
-    def around_debug_metrics(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """Take the batch whose rollouts the trainer has scored."""
-        found = wrapped(*args, **kwargs)
-        self.guarded(self._compared, kwargs.get("data", args[0] if args else None))
-        return found
-
-    def around_data_metrics(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """Take rewards and advantages at the end of a step of `ray_trainer`."""
-        found = wrapped(*args, **kwargs)
-        self.guarded(self._finished, kwargs.get("batch", args[0] if args else None))
-        return found
-
-    def around_advantage(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """Take the advantages that a trainer of v1 has put into its TransferQueue."""
-        batch = wrapped(*args, **kwargs)
-        self.guarded(self._advantaged, batch)
-        return batch
 
     def flush(self) -> None:
         """Record what is pending without rewards, and export."""
@@ -200,19 +186,22 @@ class TrainerWatch(Watch):
         if not trainer.config.actor_rollout_ref.rollout.get("calculate_log_probs"):
             _log.warning(_NO_LOGPROBS)
 
-    def _compared(self, data: Any) -> None:
+    def _compared(self, _: Any, data: Any) -> None:
+        """Take the batch whose rollouts the trainer has scored."""
         self._record()  # a step whose rewards never came
         self._pending = LoggedBatch.of(data)
 
-    def _finished(self, data: Any) -> None:
+    def _finished(self, _: Any, batch: Any, *__: Any, **___: Any) -> None:
+        """Take rewards and advantages at the end of a step of `ray_trainer`."""
         pending = self._pending
         if pending is None:
             return
-        if len(data.batch) == len(pending.train):
-            pending.rewarded(data.batch.get("token_level_scores"), data.batch.get("advantages"))
+        if len(batch.batch) == len(pending.train):
+            pending.rewarded(batch.batch.get("token_level_scores"), batch.batch.get("advantages"))
         self._record()
 
-    def _advantaged(self, batch: Any) -> None:
+    def _advantaged(self, batch: Any, *_: Any, **__: Any) -> None:
+        """Take the advantages that a trainer of v1 has put into its TransferQueue."""
         pending = self._pending
         if pending is None:
             return
@@ -277,8 +266,8 @@ def _number(name: str, default: float, most: float = float("inf")) -> float:
     return value
 
 
-def watch(path: str) -> TrainerWatch:
-    """Watch whatever trainer of verl this process will have, under the contract of a file.
+def watch(path: str) -> None:
+    """Watch whatever trainer and worker of verl this process will have, under the contract of a file.
 
     Raises:
         ContractError: If it is no contract.
@@ -286,31 +275,9 @@ def watch(path: str) -> TrainerWatch:
         MissingExtraError: If wrapt is not installed.
     """
     with extra("verl", "the plugin of verl"):
-        from wrapt import register_post_import_hook, wrap_function_wrapper  # noqa: PLC0415 - the core does without
+        from wrapt import register_post_import_hook  # noqa: PLC0415 - the core does without
 
     contract = load(path)
-    found, workers = TrainerWatch(contract), FirstPassWatch(contract)
-    wrappers: dict[str, dict[str, Callable[..., Any]]] = {
-        "verl.utils.debug.metrics": {"calculate_debug_metrics": found.around_debug_metrics},
-        "verl.trainer.ppo.metric_utils": {"compute_data_metrics": found.around_data_metrics},
-        _LEGACY_MODULE: {"RayPPOTrainer.fit": found.around_fit},
-        _V1_MODULE: {"PPOTrainer.fit": found.around_fit, "PPOTrainer._compute_advantage": found.around_advantage},
-    }
-
-    def wrap(module: Any) -> None:
-        try:
-            for name, wrapper in wrappers.get(module.__name__, {}).items():
-                wrap_function_wrapper(module, name, wrapper)
-            workers.attach(module)
-        except AttributeError as error:
-            _log.error("kc-otel: %s is not as expected, and is not watched: %s", module.__name__, error)
-
-    if found.audits.share:
-        wrappers[_V1_MODULE] |= {
-            "PPOTrainer._compute_old_log_prob": found.audits.around_old_log_prob,
-            "PPOTrainer._update_actor": found.audits.around_update,
-        }
-
-    for module in (*wrappers, *WORKER_MODULES):
-        register_post_import_hook(wrap, module)
-    return found
+    for watching in (TrainerWatch(contract), FirstPassWatch(contract)):
+        for module in watching.wrappers:
+            register_post_import_hook(watching.attach, module)

@@ -17,7 +17,6 @@ Modules that are not loaded yet are changed when they are: vLLM is not imported 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import os
 from collections import Counter
@@ -30,7 +29,7 @@ from opentelemetry import metrics
 
 from kc_otel._extras import extra
 from kc_otel.contract.registry.own_metrics import SENT_METRICS
-from kc_otel.integrations import wrap
+from kc_otel.integrations import is_async, listen, wrap
 from kc_otel.integrations.vllm.delivery import CaptureStats, RequestDelivery
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.plugin import WORKER_METHODS, WORKER_MODULE, log_with_vllm
@@ -141,7 +140,7 @@ class Patches:
             register_post_import_hook(functools.partial(self._loaded, change), module)
 
     def revert(self) -> None:
-        """Restore the originals; where another wrapper surrounds ours, ours passes calls through."""
+        """Restore the originals, and change no module any more."""
         self._active = False
         self._undo.close()
 
@@ -170,93 +169,55 @@ class Patches:
                 self._undo.callback(_taken_back, base, name, method)
 
     def _output_processor(self, module: Any) -> None:
-        engines, processor_class = self._engines, module.OutputProcessor
-        request = _argument(processor_class.add_request, "request")
+        def added(_: Any, processor: Any, request: Any, *__: Any, **___: Any) -> None:
+            self._engines.registered(processor, request)
 
-        def added(processor: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            engines.registered(processor, request(args, kwargs))
-
-        def processed(processor: Any, result: Any, *_: Any) -> None:
-            engines.stepped(processor, result.reqs_to_abort)
+        def processed(result: Any, processor: Any, *_: Any, **__: Any) -> None:
+            self._engines.stepped(processor, result.reqs_to_abort)
 
         for name, then in (("add_request", added), ("process_outputs", processed)):
-            self._undo.callback(wrap(processor_class, name, functools.partial(self._after, then)))
-
-    def _after(self, then: Callable[..., None], wrapped: Any) -> Any:
-        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            result = wrapped(owner, *args, **kwargs)
-            if self._active:
-                try:
-                    then(owner, result, args, kwargs)
-                except Exception as error:  # noqa: BLE001 - the request goes on without being recorded
-                    self._fail(error)
-            return result
-
-        return call
+            self._undo.callback(listen(module.OutputProcessor, name, self._failed, after=then))
 
     def _engine(self, engine_class: Any) -> None:
-        def make(wrapped: Any) -> Any:
-            trace_headers = _argument(wrapped, "trace_headers")
+        def add_request(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._request(engine, kwargs):
+                return original(engine, *args, **kwargs)
 
-            def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._request(engine, trace_headers(args, kwargs)):
-                    return wrapped(engine, *args, **kwargs)
+        async def awaited(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._request(engine, kwargs):
+                return await original(engine, *args, **kwargs)
 
-            async def awaited(engine: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._request(engine, trace_headers(args, kwargs)):
-                    return await wrapped(engine, *args, **kwargs)
-
-            return awaited if inspect.iscoroutinefunction(wrapped) else add_request
-
-        self._undo.callback(wrap(engine_class, "add_request", make))
+        around = awaited if is_async(engine_class.add_request) else add_request
+        self._undo.callback(wrap(engine_class, "add_request", around))
 
     @contextmanager
-    def _request(self, engine: Any, trace_headers: Any) -> Iterator[None]:
+    def _request(self, engine: Any, given: Mapping[str, Any]) -> Iterator[None]:
         """Meet the engine of a request, and remember where that comes from while its completions are registered."""
-        if not self._active:
-            yield
-            return
         try:
             if not self._engines.known(engine):
                 self._engines.register(engine)
         except Exception as error:  # noqa: BLE001 - its requests go on without being recorded
-            self._fail(error)
-        with self._engines.request_context(trace_headers):
+            self._failed(error)
+        with self._engines.request_context(given.get("trace_headers")):
             yield
 
     def _server(self, module: Any) -> None:
-        def make(wrapped: Any) -> Any:
-            def init_entrypoints_middleware(args: Any, app: Any, *rest: Any, **kwargs: Any) -> Any:
-                result = wrapped(args, app, *rest, **kwargs)
-                if self._active:
-                    app.add_middleware(RequestHeaders)
-                    try:
-                        self._serving()
-                    except Exception as error:  # noqa: BLE001 - the server has to start all the same
-                        _log.warning("kc-otel: /metrics does not show what is recorded (%r)", error)
-                return result
+        def made(_: Any, __: Any, app: Any, *___: Any, **____: Any) -> None:
+            app.add_middleware(RequestHeaders)
+            self._serving()
 
-            return init_entrypoints_middleware
+        def failed(error: Exception) -> None:
+            _log.warning("kc-otel: /metrics does not show what is recorded (%r)", error)
 
-        self._undo.callback(wrap(module, "init_entrypoints_middleware", make))
+        self._undo.callback(listen(module, "init_entrypoints_middleware", failed, after=made))
 
-    def _fail(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         self._engines.delivery.drop("failed", error)
 
 
 def _taken_back(owner: Any, name: str, ours: Any) -> None:
     if vars(owner).get(name) is ours:
         delattr(owner, name)
-
-
-def _argument(function: Any, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """Return a reader of a method's argument from its call, `self` left out."""
-    position = list(inspect.signature(function).parameters).index(name) - 1
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[position] if len(args) > position else kwargs.get(name)
-
-    return read
 
 
 class CaptureCounters:

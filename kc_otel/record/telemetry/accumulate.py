@@ -186,9 +186,8 @@ class Accumulator:
         member = self._membership(membership, sequences)
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)
         advantages = None if advantages is None else floats(advantages)
-        bounds = None if places is None else places.bounds
         batch = SampledBatch.of(train, inference, mask)
-        reduced = reduce(batch, codes, member, self._cells, advantages, density=density, bounds=bounds)
+        reduced = reduce(batch, codes, member, self._cells, advantages, density=density, places=places)
         if density:
             reduced.bets[1] = 0.0  # how sure Q may be of its tokens is a question of probabilities
         ids = None if density or token_ids is None else on_host(token_ids)
@@ -241,8 +240,8 @@ class Accumulator:
         if found.train_logprob is not None and found.inference_logprob is not None:
             pair = np.zeros((2, *shape))
             pair[0][at], pair[1][at] = found.train_logprob, found.inference_logprob
-            batch, bounds = SampledBatch.of(pair[0], pair[1], kept), None if places is None else places.bounds
-            reduced = self._held(reduce(batch, codes, member, self._cells, None, bounds=bounds))
+            batch = SampledBatch.of(pair[0], pair[1], kept)
+            reduced = self._held(reduce(batch, codes, member, self._cells, None, places=places))
             codes = reduced.codes
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]

@@ -15,7 +15,7 @@ from kc_otel.record.measure.arrays import Floats
 from kc_otel.record.measure.blocks import Block, SampledBatch
 from kc_otel.record.measure.checks import check_block
 from kc_otel.record.measure.sampled import TOKEN, saturated
-from kc_otel.record.slice_table import BETWEEN
+from kc_otel.record.slice_table import BETWEEN, Places
 from kc_otel.record.telemetry.buckets import LogRatioCells
 from kc_otel.stats.surplus import BET_COUNT, sureness, surplus, surplus_of_sums
 
@@ -73,12 +73,12 @@ def reduce(
     advantages: Floats | None,
     *,
     density: bool = False,
-    bounds: NDArray[np.intp] | None = None,
+    places: Places | None = None,
 ) -> Reduced:
     """Check, measure and count a batch of sequences, of which some are known to be invalid (`codes`, int8 [sequences]).
 
-    The result's codes add the findings on log-probabilities. `membership` is bool [sequences, slices], `bounds` the
-    batch's `Places.bounds`, where its places are asked for; with `density` they are log-densities, which may exceed 0.
+    The result's codes add the findings on log-probabilities. `membership` is bool [sequences, slices]; `places`
+    are given where they are asked for; with `density` they are log-densities, which may exceed 0.
     """
     codes = codes.copy()
     codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
@@ -111,15 +111,15 @@ def reduce(
         of_rows = _row_stats(wide, change, block)
         bets[0] += _bets(of_rows[0], block.lengths, change)
         bets[1] += sureness(block.inference[:_SURENESS_TOKENS])
-        drifts, places = nothing
+        drifts, of_places = nothing
         if advantages is not None:
             advantage = batch.packed(advantages, block.rows)
             drifts = np.where([advantage > 0, advantage < 0], change * advantage, np.nan)
-        if bounds is not None:
-            places = _place_sums(change, block, bounds[block.rows], batch.mask)
-        parts.append((block.rows, cells.locate(exact), of_rows, drifts, places))
+        if places is not None:
+            of_places = _place_sums(change, block, places.before[block.rows])
+        parts.append((block.rows, cells.locate(exact), of_rows, drifts, of_places))
     columns = zip(*parts, strict=True)
-    measured, every, stats, drifts, places = (np.concatenate(c, axis=int(c[0].ndim > 1)) for c in columns)
+    measured, every, stats, drifts, of_places = (np.concatenate(c, axis=int(c[0].ndim > 1)) for c in columns)
     counts = np.zeros((membership.shape[1], cells.size), dtype=np.int64)
     for column in np.flatnonzero(membership[measured].any(0)):
         inside = np.repeat(membership[measured, column], batch.lengths[measured])
@@ -133,7 +133,7 @@ def reduce(
         None if advantages is None else drifts,
         why,
         bets,
-        None if bounds is None else places,
+        None if places is None else of_places,
     )
 
 
@@ -172,25 +172,9 @@ def _row_stats(log_w: NDArray[np.float64], change: NDArray[np.float64], block: B
     return np.stack([(*totals_and_minima[key], np.maximum(*ends[key])) for key in TOKEN], axis=-1)
 
 
-def _place_sums(
-    change: NDArray[np.float64], block: Block, bounds: NDArray[np.intp], mask: NDArray[np.bool_] | None
-) -> NDArray[np.float64]:
+def _place_sums(change: NDArray[np.float64], block: Block, before: NDArray[np.intp]) -> NDArray[np.float64]:
     """Sums of (1-w)+, from w - 1, over a block's tokens in each of PLACES, and their numbers [2, rows, places]."""
-    if mask is not None:
-        bounds = _tokens_before(bounds, mask[block.rows], block.lengths)
     running = np.zeros(change.size + 1)
     np.cumsum(np.minimum(change, 0.0), out=running[1:])
-    at_bounds = np.stack([-running[bounds + block.starts[:, None]], bounds])
-    return np.maximum(np.delete(np.diff(at_bounds, axis=-1), BETWEEN, axis=-1), 0.0)
-
-
-def _tokens_before(columns: NDArray[np.intp], mask: NDArray[np.bool_], lengths: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Numbers of tokens that count before some columns of each row, [rows, columns], of rows with `lengths` of them."""
-    first = mask.argmax(1)
-    found: NDArray[np.intp] = np.clip(columns - first[:, None], 0, lengths[:, None])
-    several = np.flatnonzero(mask.shape[1] - mask[:, ::-1].argmax(1) - first != lengths)
-    if several.size:
-        before = np.zeros((several.size, mask.shape[1] + 1), dtype=np.int32)
-        np.cumsum(mask[several], axis=1, out=before[:, 1:])
-        found[several] = np.take_along_axis(before, columns[several], axis=1)
-    return found
+    up_to = np.stack([-running[before + block.starts[:, None]], before])
+    return np.maximum(np.delete(np.diff(up_to, axis=-1), BETWEEN, axis=-1), 0.0)
