@@ -178,11 +178,12 @@ def _fired(alert: StateAlert, where: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-TRAIN, INFERENCE = "0123456789ab", "ba9876543210"
+TRAIN, INFERENCE = CELL["kc.kernel.train"], CELL["kc.kernel.inference"]
+PAIR = 'kc_contract="policy-7b",kc_kernel_train="a",kc_kernel_inference="b"'
 
 
-LIVING = ('kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"}', "0+60x40")
-"""An evaluator that judges at every minute."""
+def lives(contract: str = "policy-7b") -> str:
+    return selector("kc.evaluator.last_evaluation", {"kc.contract": contract})
 
 
 def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = "") -> str:
@@ -190,38 +191,53 @@ def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = 
     return f'{metric}{{kc_contract="policy-7b", kc_clause="{clause}", kc_slice="{slice}", {kernels}{more}}}'
 
 
-def info(
-    contract: str = "policy-7b",
-    clause: str = "token-tv",
-    metric: str = "tv_token",
-    statistic: str = "mean",
-    unit: str = "1",
-    promise: str = "p",
-    instance: str = "a",
-) -> str:
-    said = {"metric": metric, "statistic": statistic, "unit": unit, "promise": promise}
+def info(contract: str = "policy-7b", clause: str = "token-tv", instance: str = "a", **said: str) -> str:
+    said = {"metric": "tv_token", "statistic": "mean", "unit": "1", "promise": "p"} | said
     words = "".join(f', kc_clause_{name}="{text}"' for name, text in said.items())
     return f'kc_clause_info{{kc_contract="{contract}", kc_clause="{clause}"{words}, instance="{instance}"}}'
 
 
-def as_in_grafana(expression: str, *, range: str = "1h", interval: str = "5m") -> str:
+def as_in_grafana(expression: str) -> str:
     """A query with the dashboard's variables filled in as Grafana does when all is picked."""
-    filled = expression.replace("$__range", range).replace("$__rate_interval", interval)
+    filled = expression.replace("$__range", "1h").replace("$__rate_interval", "5m")
     return re.sub(r"\$(contract|slice|kernel_train|kernel_inference)", ".*", filled)
 
 
-def asking(series: Mapping[str, str], asked: list[dict], interval: str = "15s") -> dict[str, Any]:
-    """A test that asks queries where there are these series."""
-    rows = [{"series": name, "values": values} for name, values in series.items()]
-    return {"interval": interval, "input_series": rows, "promql_expr_test": asked}
+def found(expression: str, at: str, *expected: str, value: float = 1) -> dict[str, Any]:
+    """That a query finds series with these labels and this value at a time, and no others."""
+    samples = [{"labels": labels, "value": value} for labels in expected]
+    return {"expr": expression, "eval_time": at, "exp_samples": samples}
 
 
-def passes(promtool, path: Path, tests: list[dict], rules: list[Path] = (), interval: str = "15s") -> None:
-    """Run `promtool test rules`."""
-    content = {"rule_files": list(map(str, rules)), "evaluation_interval": interval, "tests": tests}
-    path.write_text(yaml.dump(content, width=10**6))
-    code, said = promtool("test", "rules", path)
-    assert code == 0, said
+@pytest.fixture
+def passes(promtool, tmp_path: Path):
+    """A function that runs `promtool test rules`."""
+
+    def run(tests: list[dict], *rules: Path, interval: str = "15s") -> None:
+        content = {"rule_files": list(map(str, rules)), "evaluation_interval": interval, "tests": tests}
+        (tmp_path / "tests.yaml").write_text(yaml.dump(content, width=10**6))
+        code, said = promtool("test", "rules", tmp_path / "tests.yaml")
+        assert code == 0, said
+
+    return run
+
+
+@pytest.fixture
+def answer(passes):
+    """A function that asks queries where there are these series."""
+
+    def ask(series: Mapping[str, str], asked: list[dict], *rules: Path, interval: str = "15s") -> None:
+        rows = [{"series": name, "values": values} for name, values in series.items()]
+        passes([{"interval": interval, "input_series": rows, "promql_expr_test": asked}], *rules)
+
+    return ask
+
+
+@pytest.fixture
+def rules(policy: Contract, tmp_path: Path) -> tuple[Path, Path]:
+    """The files of rules of the contract, and of all contracts."""
+    write(prometheus_files([policy]), tmp_path)
+    return tuple(tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml"))
 
 
 @pytest.mark.slow
@@ -233,10 +249,8 @@ def test_every_rule_file_passes_lint(promtool, repository, policy, tmp_path):
 
 @pytest.mark.slow
 def test_what_grafana_asks_is_promql(promtool, policy, tmp_path):
-    groups = [
-        *yaml.safe_load(alerting_file(policy).text)["groups"],
-        *yaml.safe_load(evaluator_alerting_file().text)["groups"],
-    ]
+    files = alerting_file(policy), evaluator_alerting_file()
+    groups = [group for file in files for group in yaml.safe_load(file.text)["groups"]]
     asked = [rule["data"][0]["model"]["expr"] for group in groups for rule in group["rules"]]
     rules = [{"record": f"asked_{place}", "expr": text} for place, text in enumerate(asked)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "grafana", "rules": rules}]}))
@@ -245,115 +259,73 @@ def test_what_grafana_asks_is_promql(promtool, policy, tmp_path):
 
 
 @pytest.mark.slow
-def test_each_alert_fires_and_clears_in_time(promtool, policy, tmp_path):
+def test_each_alert_fires_and_clears_in_time(passes, policy, rules):
     """It is quiet just before its `for`, fires after it, tells the numbers, and clears after `clear_for`."""
-    write(prometheus_files([policy]), tmp_path)
-    rules = tmp_path / "prometheus" / "rules"
-    passes(promtool, tmp_path / "policy.yaml", list(rule_tests(policy)), [rules / "policy-7b.yaml"], f"{STEP}s")
-    passes(promtool, tmp_path / "states.yaml", list(state_tests()), [rules / "_evaluator.yaml"], "5s")
+    passes(list(rule_tests(policy)), rules[0], interval=f"{STEP}s")
+    passes(list(state_tests()), rules[1], interval="5s")
 
 
 @pytest.mark.slow
-def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy, tmp_path):
+def test_what_fires_goes_on_while_no_evaluator_lives(answer, rules):
     """A breach and a silence are neither over nor new because the evaluator died; its end is one alert of its own."""
-    write(prometheus_files([policy]), tmp_path)
-    lived = "0+15x39 stale"  # ten minutes
-    cells = {
+    series = {
+        lives(): "0+15x39 stale",  # ten minutes
         cell("kc_verdict"): "3x39 stale",
         cell("kc_verdict", "code"): "2x39 stale",
         cell("kc_verdict", clause="reward"): "0x39 stale",
-        LIVING[0]: lived,
     }
-
-    def firing(at: str, name: str, slices: list[str]) -> dict:
-        """That alerts of this name fire on these slices, and on no others."""
-        of = 'alertstate="firing", clause="token-tv", step=~"1|3"'
-        expr = f'group by (clause, slice) (ALERTS{{alertname="{name}", {of}}})'
-        expected = [{"labels": f'{{clause="token-tv", slice="{slice}"}}', "value": 1} for slice in slices]
-        return {"expr": expr, "eval_time": at, "exp_samples": expected}
-
-    down = 'count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})'
+    of = 'alertstate="firing", clause="token-tv", step=~"1|3"'
     asked = [
-        firing(at, name, slices)
+        found(f'group by (slice) (ALERTS{{alertname="KernelContract{name}", {of}}})', at, f'{{slice="{slice}"}}')
         for at in ("9m45s", "60m")
-        for name, slices in (("KernelContractBroken", ["all"]), ("KernelContractNoData", ["code"]))
+        for name, slice in (("Broken", "all"), ("NoData", "code"))
     ]
-    asked.append({"expr": down, "eval_time": "60m", "exp_samples": [{"value": 1}]})
-    rules = [tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml")]
-    passes(promtool, tmp_path / "test.yaml", [asking(cells, asked)], rules)
-
-
-LIVES = 'kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"'
-PAIR = 'kc_contract="policy-7b",kc_kernel_train="a",kc_kernel_inference="b"'
+    down = found('count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})', "60m", "{}")
+    answer(series, [*asked, down], *rules)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("another", [False, True])
-def test_states_go_on_while_nobody_judges_their_contract(
-    promtool, policy: Contract, tmp_path: Path, another: bool
-) -> None:
+@pytest.mark.parametrize("another", [{}, {lives("other"): "0+15x80"}], ids=["alone", "beside another"])
+def test_states_go_on_while_nobody_judges_their_contract(answer, rules, another: dict) -> None:
     """They are neither over nor new because its evaluator died; one that judges another contract says nothing of it."""
-    write(prometheus_files([policy]), tmp_path)
     series = {
-        f"{LIVES}}}": "0+15x20 stale _x39 900+15x20",
+        lives(): "0+15x20 stale _x39 900+15x20",
         f'kc_incident{{{PAIR},kc_incident="i",kc_incident_on="fail"}}': "0x20 stale _x39 0x5 1x20",
         'kc_promotion_stage{kc_contract="policy-7b",kc_kernel_inference="b"}': "-2x20 stale _x39 -2x5 -1x20",
         f'kc_evaluator_missing{{{PAIR},kc_outcome="future"}}': "1x20 stale _x39 1x5 0x20",
         cell("kc_verdict"): "3x20 stale _x39 3x5 0x20",
     }
-    if another:
-        series['kc_evaluator_last_evaluation_seconds{kc_contract="other"}'] = "0+15x80"
-    names = ("Broken", "PointsMissing", "RolledBack", "Unproven")
-
-    def firing(at: str, *names: str) -> dict:
-        expected = [{"labels": f'{{alertname="KernelContract{name}"}}', "value": 1} for name in names]
-        firing = 'ALERTS{alertstate="firing", severity!="warning"} or ALERTS{alertstate="firing", clause=""}'
-        return {"expr": f"group by (alertname) ({firing})", "eval_time": at, "exp_samples": expected}
-
-    asked = [firing("4m45s", *names), firing("8m", *sorted((*names, "EvaluatorDown"))), firing("15m30s", *names)]
-    rules = [tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml")]
-    passes(promtool, tmp_path / "test.yaml", [asking(series, asked)], rules)
+    names = [f'{{alertname="KernelContract{name}"}}' for name in ("Broken", "PointsMissing", "RolledBack", "Unproven")]
+    firing = 'ALERTS{alertstate="firing", severity!="warning"} or ALERTS{alertstate="firing", clause=""}'
+    query, down = f"group by (alertname) ({firing})", '{alertname="KernelContractEvaluatorDown"}'
+    asked = [found(query, "4m45s", *names), found(query, "8m", *names, down), found(query, "15m30s", *names)]
+    answer(series | another, asked, *rules)
 
 
 @pytest.mark.slow
-def test_states_of_a_contract_that_was_retired_end_a_day_later(promtool, policy: Contract, tmp_path: Path) -> None:
+def test_states_of_a_contract_that_was_retired_end_a_day_later(answer, rules) -> None:
     """Its evaluators judge another contract, such as one that it was renamed to."""
-    write(prometheus_files([policy]), tmp_path)
     series = {
-        f"{LIVES}}}": "0+600x6 stale",
-        'kc_evaluator_last_evaluation_seconds{kc_contract="policy-8b"}': "0+600x300",
+        lives(): "0+600x6 stale",
+        lives("policy-8b"): "0+600x300",
         f'kc_incident{{{PAIR},kc_incident="i",kc_incident_on="fail"}}': "0x6 stale",
         'kc_promotion_stage{kc_contract="policy-7b",kc_kernel_inference="b"}': "-2x6 stale",
         f'kc_evaluator_missing{{{PAIR},kc_outcome="future"}}': "1x6 stale",
     }
     fires = 'count(ALERTS{alertstate="firing", contract="policy-7b", alertname!="KernelContractEvaluatorDown"})'
-    test = {
-        "interval": "10m",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            {"expr": fires, "eval_time": "24h", "exp_samples": [{"labels": "{}", "value": 3}]},
-            {"expr": fires, "eval_time": "26h", "exp_samples": []},
-        ],
-    }
-    rules = [tmp_path / "prometheus" / "rules" / "_evaluator.yaml"]
-    passes(promtool, tmp_path / "test.yaml", [test], rules)
+    answer(series, [found(fires, "24h", "{}", value=3), found(fires, "26h")], rules[1], interval="10m")
 
 
 @pytest.mark.slow
-def test_the_silence_of_a_slice_that_is_kept_away_as_ordered_is_no_alert(
-    promtool, policy: Contract, tmp_path: Path
-) -> None:
-    write(prometheus_files([policy]), tmp_path)
+def test_the_silence_of_a_slice_that_is_kept_away_as_ordered_is_no_alert(answer, rules) -> None:
     series = {
-        f"{LIVES}}}": "0+15x80",
+        lives(): "0+15x80",
         cell("kc_verdict"): "2x80",
         cell("kc_verdict", "code"): "2x80",
         cell("kc_verdict_no_traffic", "code"): "1x80",
     }
-    expr = 'group by (slice) (ALERTS{alertname="KernelContractNoData", alertstate="firing", clause="token-tv"})'
-    asked = {"expr": expr, "eval_time": "19m", "exp_samples": [{"labels": '{slice="all"}', "value": 1}]}
-    rules = [tmp_path / "prometheus" / "rules" / "policy-7b.yaml"]
-    passes(promtool, tmp_path / "test.yaml", [asking(series, [asked])], rules)
+    query = 'group by (slice) (ALERTS{alertname="KernelContractNoData", alertstate="firing", clause="token-tv"})'
+    answer(series, [found(query, "19m", '{slice="all"}')], rules[0])
 
 
 def route(slice: str, version: str, kernel: str) -> str:
@@ -433,14 +405,11 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_dashboard_queries_answer_what_they_say(promtool, tmp_path, case):
+def test_dashboard_queries_answer_what_they_say(answer, case):
     expression, series, expected = CASES[case]
-    asked = {
-        "expr": as_in_grafana(expression),
-        "eval_time": "30m",
-        "exp_samples": [{"labels": labels, "value": value} for labels, value in expected],
-    }
-    passes(promtool, tmp_path / "queries.yaml", [asking(dict(series), [asked], "1m")])
+    asked = found(as_in_grafana(expression), "30m")
+    asked["exp_samples"] = [{"labels": labels, "value": value} for labels, value in expected]
+    answer(dict(series), [asked], interval="1m")
 
 
 @pytest.mark.slow
