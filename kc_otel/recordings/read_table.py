@@ -117,6 +117,7 @@ class RaggedTable:
     """A file's content: by role an array of each row, [tokens], or [tokens, V] of logits; attributes of each row.
 
     For messages: column names by role, `place` of a row, and columns of neither role nor attribute, with the reason.
+    `trainer` is the one whose format the file has, empty for a recording of one's own.
     """
 
     source: str
@@ -125,6 +126,20 @@ class RaggedTable:
     attributes: Sequence[Mapping[str, Scalar]]
     place: Callable[[int], str]
     unread: Mapping[str, str] = field(default_factory=dict)
+    trainer: str = ""
+
+
+def read_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> RaggedTable:
+    """Read a .npz, .jsonl, .jsonl.gz or .parquet, of lines those after the ones that `read` counts so far."""
+    name = path.name.lower()
+    if name.endswith((".jsonl", ".jsonl.gz")):
+        return read_jsonl(path, columns, read)
+    if name.endswith(".npz"):
+        return read_npz(path, columns)
+    if name.endswith(".parquet"):
+        return read_parquet(path, columns)
+    endings = ".npz, .jsonl, .jsonl.gz, .parquet"
+    raise RecordingError(f"{path}: the name does not end in {endings}: rename it to match its format")
 
 
 _VARYING_PART: Final = re.compile(r"[-+]?\d[\d.,e+-]*|\b(?:nan|inf)\b")

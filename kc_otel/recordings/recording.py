@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import LAG, Scalar
+from kc_otel.record.pairing import content_key
 
 _log: Final = logging.getLogger("kc_otel")
 _REWARDS: Final = ("reward", "rewards", "score")
@@ -45,7 +45,7 @@ def with_prompt(attributes: Mapping[str, Scalar], row: Mapping[str, Any]) -> Map
     if tokens is not None and group_of(attributes) is None:
         with suppress(ValueError, TypeError, OverflowError):
             if np.size(ids := np.asarray(tokens, dtype=np.int64)):
-                return {**attributes, "prompt_id": prompt_id(ids)}
+                return {**attributes, "prompt_id": content_key((), ids)}
     return attributes
 
 
@@ -62,11 +62,6 @@ def of_one_model(name: str, file: object) -> str:
         f"no decision: {name} both sampled and scored, so that this compares its decoding with its prefill, the floor "
         f"of such comparisons, and not two kernels; kc-otel compare {file} shows it"
     )
-
-
-def prompt_id(token_ids: NDArray[np.int64]) -> str:
-    """A name for a prompt that has none, made of its tokens: equal prompts have equal names."""
-    return hashlib.blake2b(token_ids.tobytes(), digest_size=8).hexdigest()
 
 
 class RecordingError(ValueError):

@@ -21,6 +21,7 @@ from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.checks import LOOK, TOO_SURE, check_block, more_than_all, penalised, swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
 from kc_otel.record.weight_versions import as_version
+from kc_otel.recordings.importers.trainer_files import files_of, trainer_of, trainer_table
 from kc_otel.recordings.read_table import (
     ALIASES,
     ATTRIBUTES,
@@ -30,18 +31,14 @@ from kc_otel.recordings.read_table import (
     LinesRead,
     Problems,
     RaggedTable,
-    read_jsonl,
-    read_npz,
-    read_parquet,
+    read_own,
 )
 from kc_otel.recordings.recording import DENSITY, GROUPS, Recording, RecordingError, group_of
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
-_READERS: Final[Mapping[str, Callable[..., RaggedTable]]] = {
-    ".npz": read_npz, ".jsonl": read_jsonl, ".jsonl.gz": read_jsonl, ".parquet": read_parquet,
-}  # fmt: skip
-
 _PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_kept", "versions")
+_FILLED: Final = ("train_kept", "inference_kept")
+"""Roles that a file may lack beside others that have them."""
 _HALF_PRECISION: Final = 0.25
 """Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
 _FEW_SEQUENCES_SHARE: Final = 0.05
@@ -57,58 +54,70 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
     .parquet is a sequence. `columns` maps roles to column names. A RecordingError has each kind of fault, and how often
     it occurs.
     """
-    # The importers read recordings of one's own with what is below.
-    from kc_otel.recordings.importers import trainer_files  # noqa: PLC0415
-
     where, refusals = Path(path), Problems()
     try:
-        if not where.is_dir() and (columns or not where.exists() or not trainer_files.trainer_of(where)):
-            return load_own(where, columns)
-        files = trainer_files.files_of([where])
-        parts = [part for file in files if (part := trainer_files.read_file(file, refusals, columns)) is not None]
+        found = (_table(file, refusals, columns) for file in (files_of([where]) if where.is_dir() else [where]))
+        tables = [table for table in found if table is not None]
     except OSError as error:
         raise RecordingError(str(error)) from None
     masked = refusals.counts["no_tokens"]
     if refusals.counts.keys() - {"no_tokens"}:
         refusals.first.pop("no_tokens", None)
         raise RecordingError(*refusals.all())
-    if not parts:
+    if not tables:
         raise RecordingError(f"{path}: holds no sequence with a token that counts")
-    return replace(assembled(_together(str(path), parts)), masked=masked)
+    for table in tables if len(tables) > 1 else ():
+        if not table.trainer:  # a fault of one file is not lost among the sequences of the others
+            assembled(table)
+    recording = assembled(tables[0] if len(tables) == 1 else _together(str(path), tables))
+    return replace(recording, masked=recording.masked + masked)
 
 
-def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
-    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet, without the lines that `read` counts so far."""
-    reader = next((reader for ending, reader in _READERS.items() if path.name.lower().endswith(ending)), None)
-    if reader is None:
-        raise RecordingError(f"{path}: the name does not end in {', '.join(_READERS)}: rename it to match its format")
-    table = reader(path, columns, read) if reader is read_jsonl else reader(path, columns)
+def read_file(
+    path: Path, refusals: Problems, columns: Mapping[str, str] | None = None, read: LinesRead | None = None
+) -> Recording | None:
+    """Read the sequences of a file, None for none; those of a trainer's file are not checked yet.
+
+    Records that cannot become one are `refusals`; a file of nothing else is a RecordingError. `read` skips known lines.
+    """
+    table = _table(path, refusals, columns, read)
+    if table is None:
+        return None
     try:
-        return assembled(table)
+        return assembled(table, check=not table.trainer)
     except RecordingError as error:
         raise RecordingError(*error.problems, sequences=len(table.attributes)) from None
 
 
-def _together(path: str, parts: Sequence[Recording]) -> RaggedTable:
-    """Several files as one table. Ids and advantages that only some of them have are left out."""
-    sequences = sum(part.lengths.size for part in parts)
+def _table(
+    path: Path, refusals: Problems, columns: Mapping[str, str] | None, read: LinesRead | None = None
+) -> RaggedTable | None:
+    trainer = "" if columns else trainer_of(path)
+    return trainer_table(trainer, path, refusals, read) if trainer else read_own(path, columns, read)
+
+
+def _together(path: str, tables: Sequence[RaggedTable]) -> RaggedTable:
+    """Several files as one table. Ids, advantages and logits that only some of them have are left out."""
+    sequences, roles = (
+        sum(len(table.attributes) for table in tables),
+        {role for table in tables for role in table.columns},
+    )
     columns: dict[str, list[NDArray[Any]]] = {}
-    for role in _PER_TOKEN:
-        columns[role] = [row for part in parts for row in part.rows(role)]
-        if role == "train_kept" and columns[role]:  # without truncation the kept mass is 1
-            columns[role] = [row for part in parts for row in part.rows(role) or map(np.zeros_like, part.rows("train"))]
-            columns["train"] = list(map(np.add, columns["train"], columns[role]))
-        without = sequences - len(columns[role])
-        if role == "versions" and 0 < without < sequences:
+    for role in roles:
+        without = sum(len(table.attributes) for table in tables if role not in table.columns)
+        if role == "versions" and without:
             said = f"{without:,} of {sequences:,} sequences have no weight_versions; write the column in every file"
             raise RecordingError(f"{path}: {said}, or give the files one by one")
-        if without:
-            del columns[role]
-    attributes = [
-        _group_of_file(row, part.source) if len(parts) > 1 else row for part in parts for row in part.attributes
-    ]
-    names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
-    return RaggedTable(path, columns, names, attributes, "sequence {}".format)
+        if not without or role in _FILLED or role.startswith(MASK):
+            fill = np.ones_like if role.startswith(MASK) else np.zeros_like  # without truncation the kept mass is 1
+            columns[role] = [
+                row for table in tables for row in table.columns.get(role) or map(fill, table.columns["train"])
+            ]
+    attributes = [_group_of_file(row, table.source) for table in tables for row in table.attributes]
+    places = [f"{table.source}: {table.place(row)}" for table in tables for row in range(len(table.attributes))]
+    names = {role: name for table in tables for role, name in table.names.items()}
+    unread = {name: why for table in tables for name, why in table.unread.items()}
+    return RaggedTable(path, columns, names, attributes, places.__getitem__, unread)
 
 
 def _group_of_file(attributes: Mapping[str, Scalar], file: str) -> Mapping[str, Scalar]:
@@ -119,8 +128,11 @@ def _group_of_file(attributes: Mapping[str, Scalar], file: str) -> Mapping[str, 
     return {**attributes, **{name: f"{file}: {value}" for name, value in numbers.items() if not math.isnan(value)}}
 
 
-def assembled(table: RaggedTable) -> Recording:
-    """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count."""
+def assembled(table: RaggedTable, *, check: bool = True) -> Recording:
+    """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count.
+
+    Without a check of the numbers, their shapes, masks and attributes are checked alone.
+    """
     problems = Problems(table.source)
     table = replace(table, attributes=[_with_steps(table, row, problems) for row in range(len(table.attributes))])
     lengths = np.array([len(row) for row in table.columns.get("train", ())], np.int64)
@@ -145,7 +157,8 @@ def assembled(table: RaggedTable) -> Recording:
         raise RecordingError(f"{table.source}: {named_masks} leaves no token of any row; 1 means that a token counts")
     numbers = np.flatnonzero(used)
     lengths = lengths[used]
-    _check(table, given, lengths, numbers, problems)
+    if check:
+        _check(table, given, lengths, numbers, problems)
     if problems.all():
         raise RecordingError(*problems.all())
     given.pop("inference_kept", None)
@@ -190,9 +203,10 @@ def _packed(table: RaggedTable, lengths: NDArray[np.int64], problems: Problems) 
     for role, rows in table.columns.items():
         values = np.concatenate(rows) if rows else np.empty(0)
         own = np.array([len(row) for row in rows], np.int64)
-        if role == "advantages" and (own == 1).all():
-            values = np.repeat(values, lengths)
-        elif (differing := np.flatnonzero(own != lengths)).size:
+        if role == "advantages":
+            values = np.repeat(values, np.repeat(np.where(own == 1, lengths, 1), own))
+            own = np.where(own == 1, lengths, own)
+        if (differing := np.flatnonzero(own != lengths)).size:
             row = int(differing[0])
             problems.add(
                 f"{table.place(row)}: {table.names.get(role, role)}: has {own[row]} numbers where {first} has "

@@ -107,11 +107,11 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     (tmp_path / "rank_1.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     code, out, _ = run("rank_1.jsonl", "--contract", "contract.yaml")
     assert code == 0
-    assert "refused: 1 no_tokens: rank_1.jsonl:3: loss_mask and rl_weights leave no token" in out
+    assert "refused: 1 no_tokens: rank_1.jsonl: line 3: loss_mask and rl_weights leave no token" in out
     assert f"not measured: 1 nan_logprob: {REASONS['nan_logprob'].meaning}" in out
     assert "not measured: 1 temperature_mismatch:" in out
     assert "processed_logprobs" in out
-    assert "refused: 1 shape_mismatch: rank_1.jsonl:5: log-probabilities and mask have" in out
+    assert "refused: 1 shape_mismatch: rank_1.jsonl: line 5: log-probabilities and mask have" in out
     assert "not measured: 1 shape_mismatch" not in out
     assert "of 4 sequences 1 measured: 40 tokens" in out
 

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kc_otel.recordings.importers.trainer_files import read_file
 from kc_otel.recordings.read_table import ALIASES, FLOATS, Problems
 from kc_otel.recordings.recording import group_of
-from kc_otel.recordings.recording_files import save_recording
+from kc_otel.recordings.recording_files import read_file, save_recording
 
 
 def write_columns(path, **columns):

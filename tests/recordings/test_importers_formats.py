@@ -69,7 +69,7 @@ def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path):
     assert set(found[0].advantages) == {0.5}
     assert found[0].attributes == {
         "train_weights": 12, "prompt_id": found[0].prompt, "rewards": 1.0, "input_lengths": 13,
-        "sample_loss_mask": 1.0, "reward": 1.0, "step": 12, "prompt_tokens": 3,
+        "sample_loss_mask": 1.0, "reward": 1.0, "step": 12, "prompt_tokens": 3, "completion_tokens": 10,
     }  # fmt: skip
     assert len({sequence.prompt for sequence in found} - {None}) == 1, "equal prompt tokens are one prompt"
 
@@ -89,7 +89,7 @@ def test_nemo_rl_lines_that_cannot_be_compared_are_refused_one_by_one(tmp_path):
     found = read(write_rows(tmp_path / "train_data_step1.jsonl", lines), refusals)
     assert len(found) == 1
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1, "shape_mismatch": 2}
-    assert "train_data_step1.jsonl:2: has no token_loss_mask" in refusals.first["no_logprobs"]
+    assert "train_data_step1.jsonl: line 2: has no token_loss_mask" in refusals.first["no_logprobs"]
 
 
 def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
@@ -121,7 +121,7 @@ def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
     found = read(write_rows(tmp_path / "rank_0.jsonl", lines), refusals)
     assert [row.train.tolist() for row in found] == [train[0].tolist(), train[0][:6].tolist(), train[0].tolist()]
     assert refusals.counts == {"no_tokens": 1}
-    assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token")
+    assert refusals.first["no_tokens"].endswith(": line 2: loss_mask and rl_weights leave no token")
 
 
 def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
@@ -134,7 +134,7 @@ def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
     assert found.train.size == 10
     assert found.advantages is None
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1}
-    with pytest.raises(RecordingError, match=r"b\.jsonl:1: schema_version: 2 is not 1"):
+    with pytest.raises(RecordingError, match=r"b\.jsonl: line 1: schema_version: 2 is not 1"):
         read(write_rows(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]))
 
 
@@ -220,7 +220,7 @@ def test_verl_batches_are_read_without_verl(tmp_path, proto):
     assert first.weights == (6, 5), "step 7 scores with the weights that step 6 made"
     assert first.attributes == {
         "data_source": "gsm8k", "min_global_steps": 5, "prompt_tokens": 2, "reward": 1.0, "step": 7,
-        "temperature": 0.7, "train_weights": 6, "inference_weights": 5,
+        "temperature": 0.7, "train_weights": 6, "inference_weights": 5, "completion_tokens": 10,
     }  # fmt: skip
     assert refusals.counts == {"no_tokens": 1}
     assert "verl" not in sys.modules
@@ -338,5 +338,7 @@ def test_records_that_cannot_be_compared_are_one_line_with_a_count(tmp_path):
     path = write_rows(tmp_path / "rank_0.jsonl", [line, line | {"loss_mask": [False] * 12}])
     assert load_recording(path).masked == 1
     write_rows(path, [line, *[line | {"trainer_logprobs": [-1.0]}] * 30])
-    with pytest.raises(RecordingError, match=r"rank_0\.jsonl:2: .* have 1, 12, 12 entries \(29 more like this\)$"):
+    with pytest.raises(
+        RecordingError, match=r"rank_0\.jsonl: line 2: .* have 1, 12, 12 entries \(29 more like this\)$"
+    ):
         load_recording(path)

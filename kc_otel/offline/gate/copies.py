@@ -52,7 +52,11 @@ _SPARE_BITS: Final = 10
 
 def distinct(recording: Recording) -> Recording:
     """The recording without sequences that repeat others, for whatever is concluded from it; it has their number."""
-    (first,) = first_of_each(recording)
+    return without_repeats(recording, *first_of_each(recording))
+
+
+def without_repeats(recording: Recording, first: NDArray[np.bool_]) -> Recording:
+    """The sequences that `first_of_each` marks, with the number of the others."""
     return replace(recording.only(first), repeated=recording.repeated + int((~first).sum()))
 
 

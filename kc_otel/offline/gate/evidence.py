@@ -39,7 +39,6 @@ from kc_otel.offline.gate.recorded_gate import (
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
 from kc_otel.record.kernel import Kernel
 
-_RECORDING_FIELDS: Final = ("name", "sha256", "size", "sequences", "tokens", "identical")
 _NUMBER_FIELDS: Final = ("limit", "estimate", "lower", "upper")
 _RELATIVE_TOLERANCE: Final = 1e-9
 """Relative difference that two machines' summation may make to a bound."""
@@ -49,8 +48,8 @@ def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
     """The record of the offline stage, which `verify_evidence` accepts, and `verify_recordings` with the files."""
     rows = [
         verdict_row(gate.contract, verdict) | {"recording": place}
-        for place, judged in enumerate(gate.judged)
-        for verdict in sorted(judged.verdicts, key=lambda verdict: verdict.cell)
+        for place, of in enumerate(gate.inputs)
+        for verdict in sorted(of.judged.verdicts, key=lambda verdict: verdict.cell)
     ]
     version = gate.inference.fingerprint
     more = {OFFLINE_SECTION: _section(gate, text)}
@@ -71,10 +70,8 @@ def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
     if lost := [about["name"] for about in offline["recordings"] if about["sha256"] not in known]:
         said = "it was changed, or is missing"
         raise EvidenceError("; ".join(f"no file has the checksum of {name}: {said}" for name in lost))
-    terms, found = _terms(offline["terms"]), []
-    for wanted in offline["recordings"]:
-        about, recording = read_input(known[wanted["sha256"]], terms)
-        found.append((replace(about, name=wanted["name"]), recording))
+    terms = _terms(offline["terms"])
+    found = [replace(read_input(known[of["sha256"]], terms), name=of["name"]) for of in offline["recordings"]]
     at = datetime.fromisoformat(record["time"]).timestamp()
     gate = gate_recordings(_contract(offline), found, _kernels(offline), terms, at)
     problems = [
@@ -93,13 +90,16 @@ def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
         "terms": to_plain(gate.terms),
         "recordings": [
             {
-                **{name: getattr(about, name) for name in _RECORDING_FIELDS},
-                "unreadable": judged.unreadable,
-                "prompts": judged.prompts,
-                **({"sampling": dict(about.sampling)} if gate.contract.promotion.sampling else {}),
-                "left_out": [{"clause": clause.clause, "why": clause.why} for clause in judged.left_out],
+                **{name: getattr(of, name) for name in ("name", "sha256", "size")},
+                "sequences": of.recording.lengths.size,
+                "tokens": of.recording.train.size,
+                "identical": of.recording.identical,
+                "unreadable": of.judged.unreadable,
+                "prompts": of.judged.prompts,
+                **({"sampling": dict(of.sampling)} if gate.contract.promotion.sampling else {}),
+                "left_out": to_plain(of.judged.left_out),
             }
-            for about, judged in zip(gate.inputs, gate.judged, strict=True)
+            for of in gate.inputs
         ],
     }
 

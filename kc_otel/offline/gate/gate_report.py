@@ -109,7 +109,7 @@ def _notes_on(contract: Contract, rec: GatedRecording, judged: RecordingVerdicts
     span = contract.assumptions.reward_range
     if judged.unknown_rewards and span is not None:
         yield (
-            f"{judged.unknown_rewards:,} of {rec.sequences:,} rewards are missing or outside of "
+            f"{judged.unknown_rewards:,} of {rec.recording.lengths.size:,} rewards are missing or outside of "
             f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst possible value; record all "
             f"rewards, and correct the range"
         )
@@ -240,7 +240,7 @@ def markdown(gate: OfflineGate) -> str:
         fields = ", ".join(f"{name} {value}" for name, value in kernel.to_plain().items())
         text.append(f"- {side} kernel `{kernel.fingerprint}`: {safe(fields)}")
     for about in gate.inputs:
-        counts = f"{about.sequences:,} sequences, {about.tokens:,} tokens"
+        counts = f"{about.recording.lengths.size:,} sequences, {about.recording.train.size:,} tokens"
         text.append(f"- {safe(about.name)}: {counts}, sha256 `{about.sha256}`")
     confidence = 100 * gate.contract.observability.confidence
     return "\n".join([*text, f"- confidence {confidence:g}%: of each PASS, and against any FAIL by chance", ""])

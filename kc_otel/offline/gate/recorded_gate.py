@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.offline.gate.copies import distinct, first_of_each, recording_notes
+from kc_otel.offline.gate.copies import distinct, first_of_each, recording_notes, without_repeats
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.blocks import Block
@@ -50,20 +51,28 @@ class GateTerms:
     attributes: Mapping[str, Scalar] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class GatedRecording:
-    """A recording's file, and the sequences and tokens in it that count; `content` is a digest of the numbers alone."""
+    """A file's sequences that count, what identifies the file, and once judged its sampling and verdicts."""
 
     name: str
     sha256: str
     size: int
-    sequences: int
-    tokens: int
-    identical: bool
+    recording: Recording
     sampling: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
-    content: str = ""
-    notes: tuple[str, ...] = ()
-    unchecked: str = ""
+    judged: RecordingVerdicts = field(default_factory=RecordingVerdicts)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about sides that are equal, or rounded otherwise, and about repeated sequences."""
+        return tuple(recording_notes(self.recording))
+
+    @cached_property
+    def unchecked(self) -> str:
+        """Conclusion on input checks that the recording has too few tokens for; empty where all were made."""
+        of = self.recording
+        block = Block(np.arange(of.lengths.size), of.starts, of.lengths, of.train, of.inference)
+        return "" if of.density else remarks(block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +84,13 @@ class OfflineGate:
     inference: Kernel
     terms: GateTerms
     inputs: tuple[GatedRecording, ...]
-    judged: tuple[RecordingVerdicts, ...]
     decision: Decision
     at: float
+
+    @property
+    def judged(self) -> tuple[RecordingVerdicts, ...]:
+        """The verdicts on each recording."""
+        return tuple(of.judged for of in self.inputs)
 
     @property
     def unjudged(self) -> tuple[UnjudgedClause, ...]:
@@ -85,48 +98,32 @@ class OfflineGate:
         return not_judged(self.judged)
 
 
-def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedRecording, Recording]:
+def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> GatedRecording:
     """A recording, and what identifies its file."""
     recording = distinct(load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes))
     if (model := next((row[ONE_MODEL] for row in recording.attributes if ONE_MODEL in row), None)) is not None:
         raise ValueError(of_one_model(str(model), Path(path)))
-    digest, size = digest_of(Path(path))
-    both = recording.train, recording.inference
-    rows = zip(recording.rows("train"), recording.rows("inference"), strict=True)
-    digests = [hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in rows]
-    of, block = recording, Block(np.arange(recording.lengths.size), recording.starts, recording.lengths, *both)
-    about = GatedRecording(
-        Path(path).as_posix(),
-        digest,
-        size,
-        of.lengths.size,
-        of.train.size,
-        of.identical,
-        content=hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
-        notes=tuple(recording_notes(of)),
-        unchecked="" if of.density else remarks(block),
-    )
-    return about, recording
+    return GatedRecording(Path(path).as_posix(), *digest_of(Path(path)), recording)
 
 
-def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple[GatedRecording, Recording]]:
+def _apart(inputs: Sequence[GatedRecording]) -> list[GatedRecording]:
     """Remove sequences that another recording has; one that has nothing of its own is refused."""
-    if len(recordings) == 1:
-        return list(recordings)
-    seen: dict[str, str] = {}
-    for about, _ in recordings:
-        if about.content in seen:
-            raise ValueError(_SHARED_DATA_ERROR.format(about.name, f"the same content as {seen[about.content]}"))
-        seen[about.content] = about.name
+    if len(inputs) == 1:
+        return list(inputs)
+    seen: dict[tuple[bytes, ...], str] = {}
+    for of in inputs:
+        sides = zip(of.recording.rows("train"), of.recording.rows("inference"), strict=True)
+        content = tuple(sorted(hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in sides))
+        if content in seen:
+            raise ValueError(_SHARED_DATA_ERROR.format(of.name, f"the same content as {seen[content]}"))
+        seen[content] = of.name
     found = []
-    for (about, recording), first in zip(recordings, first_of_each(*(rec for _, rec in recordings)), strict=True):
+    for of, first in zip(inputs, first_of_each(*(of.recording for of in inputs)), strict=True):
         if not first.any():
             raise ValueError(
-                _SHARED_DATA_ERROR.format(about.name, "only sequences that repeat others of these recordings")
+                _SHARED_DATA_ERROR.format(of.name, "only sequences that repeat others of these recordings")
             )
-        own = replace(recording.only(first), repeated=recording.repeated + int((~first).sum()))
-        counted, said = (own.lengths.size, own.train.size), tuple(recording_notes(own))
-        found.append((replace(about, sequences=counted[0], tokens=counted[1], notes=said), own))
+        found.append(replace(of, recording=without_repeats(of.recording, first)))
     return found
 
 
@@ -138,23 +135,22 @@ def digest_of(path: Path) -> tuple[str, int]:
 
 def gate_recordings(
     contract: Contract,
-    recordings: Sequence[tuple[GatedRecording, Recording]],
+    recordings: Sequence[GatedRecording],
     kernels: tuple[Kernel, Kernel],
     terms: GateTerms,
     now: float,
 ) -> OfflineGate:
     """Judge recordings, each as `read_input` returns it, and decide."""
-    recordings = _apart(recordings)
+    apart = list(_apart(recordings))
     check_terms(contract, terms)
-    allowed = contract.promotion.sampling
-    inputs = tuple(replace(about, sampling=in_force(about.name, recording, allowed)) for about, recording in recordings)
+    sampling = [in_force(of.name, of.recording, contract.promotion.sampling) for of in apart]
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)
-    judged = []
-    for _, recording in recordings:
-        parts = by_contract(recording, contract)
-        judged.append(judge(contract, parts, now, pair, anytime=terms.sequential))
-    decision = gate_decision(contract, judged, pair[1], terms, now)
-    return OfflineGate(contract, *kernels, terms, inputs, tuple(judged), decision, now)
+    inputs = []
+    for of, values in zip(apart, sampling, strict=True):
+        judged = judge(contract, by_contract(of.recording, contract), now, pair, anytime=terms.sequential)
+        inputs.append(replace(of, sampling=values, judged=judged))
+    decision = gate_decision(contract, [of.judged for of in inputs], pair[1], terms, now)
+    return OfflineGate(contract, *kernels, terms, tuple(inputs), decision, now)
 
 
 def check_terms(contract: Contract, terms: GateTerms) -> None:

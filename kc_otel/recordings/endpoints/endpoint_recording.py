@@ -23,6 +23,7 @@ import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
+from kc_otel.record.pairing import content_key
 from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
     CompletionEndpoint,
@@ -31,7 +32,7 @@ from kc_otel.recordings.endpoints.endpoint_client import (
 )
 from kc_otel.recordings.endpoints.protocol import UNPROCESSED, Sampled
 from kc_otel.recordings.read_table import ATTRIBUTES, Problems, records, scalars_of
-from kc_otel.recordings.recording import ONE_MODEL, Recording, RecordingError, of_one_model, prompt_id
+from kc_otel.recordings.recording import ONE_MODEL, Recording, RecordingError, of_one_model
 from kc_otel.recordings.recording_files import save_recording
 from kc_otel.recordings.request import NEUTRAL, effective
 
@@ -197,7 +198,7 @@ async def _one(prompt: Prompt, inference: _Asked, train: _Asked, max_tokens: int
         "prompt_tokens": len(found.prompt_ids),
         "completion_tokens": len(found.token_ids),
         "model": name,
-        "prompt_id": prompt_id(np.array(found.prompt_ids, dtype=np.int64)),
+        "prompt_id": content_key((), found.prompt_ids),
         **({"finish_reason": found.finish_reason} if found.finish_reason else {}),
     }
     return found, logprobs, {**automatic, **prompt.attributes, **UNPROCESSED}

@@ -31,9 +31,10 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import LAG, Scalar
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
-from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete, read_file
+from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete
 from kc_otel.recordings.read_table import LinesRead, Problems, RewrittenError, lines
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, lag_unknown
+from kc_otel.recordings.recording_files import read_file
 
 _log: Final = logging.getLogger("kc_otel")
 _INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers import pickled_batches as batches
-from kc_otel.recordings.read_table import LinesRead, Problems, first_record, records
-from kc_otel.recordings.recording import Recording, RecordingError, prompt_id
-from kc_otel.recordings.recording_files import load_own
+from kc_otel.recordings.read_table import LinesRead, Problems, RaggedTable, first_record, records
+from kc_otel.recordings.recording import RecordingError, with_prompt
 
 LINE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
 _BATCH_ENDINGS: Final = (".pkl", ".pickle", ".pt", ".pth", ".dp")
@@ -32,6 +31,10 @@ _SLIME_REMEDY: Final = (
     "dump with --save-debug-train-data, of rollouts that have log-probabilities (--use-tis or the like)"
 )
 _Records = Iterator[tuple[str, Mapping[str, Any]]]
+"""Place in a file, and what is there."""
+_Sequence = tuple[dict[str, Any], Mapping[str, Scalar]]
+"""The mask of a sequence's tokens and what else there is by role, over the same tokens; and its attributes."""
+_NAMES: Final = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
@@ -53,20 +56,8 @@ def _natural(path: Path) -> list[int | str]:
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", str(path)))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """Columns of a record beside the log-probabilities of its sequence; the mask is over the same tokens."""
-
-    mask: NDArray[np.bool_]
-    attributes: Mapping[str, Scalar]
-    weights: tuple[int | None, int | None] = (None, None)
-    token_ids: Any = None
-    prompt_ids: Any = None
-    advantages: Any = None
-
-
 def _lines(path: Path, read: LinesRead | None) -> _Records:
-    return ((f"{path}:{number}", record) for number, record in records(path, read))
+    return ((f"line {number}", record) for number, record in records(path, read))
 
 
 def _batch(rows_of: Callable[[Path], batches.Batch]) -> Callable[[Path, LinesRead | None], _Records]:
@@ -79,20 +70,20 @@ def _batch(rows_of: Callable[[Path], batches.Batch]) -> Callable[[Path, LinesRea
         for row in range(count):
             own = {name: values[row] for name, values in columns.items() if len(values) == count}
             plains = plain({name: values[row] for name, values in others.items() if len(values) == count})
-            yield f"{path}: row {row}", {**own, _OTHERS: plains, _META: meta}
+            yield f"row {row}", {**own, _OTHERS: plains, _META: meta}
 
     return rows
 
 
 @dataclass(frozen=True, slots=True)
 class _TrainerFormat:
-    """A trainer's files: the columns of log P, log Q and what else is `needed`, and the rest of a record.
+    """A trainer's files: the columns of log P, log Q and what else is `needed`, and the rest of a record's sequence.
 
     JSON lines are told by `keys`, pickles by `marks` in their begin; `hint` says how to have what is missing.
     """
 
     needed: tuple[str, ...]
-    columns: Callable[[Mapping[str, Any], Path], Columns]
+    sequence: Callable[[Mapping[str, Any], Path], _Sequence]
     records: Callable[[Path, LinesRead | None], _Records] = _lines
     masks: str = "its masks"
     hint: str = ""
@@ -100,7 +91,7 @@ class _TrainerFormat:
     marks: tuple[bytes, ...] = ()
 
 
-def _verl(record: Mapping[str, Any], _path: Path) -> Columns:
+def _verl(record: Mapping[str, Any], _path: Path) -> _Sequence:
     """A `DataProto` pickle of verl (`DataProto.save_to_disk`), or the same fields saved by `torch.save`.
 
     Source: verl 0.9.1 as released, and the same in verl-project/verl at 1dda039b9c63: verl/trainer/ppo/ray_trainer.py
@@ -122,22 +113,19 @@ def _verl(record: Mapping[str, Any], _path: Path) -> Columns:
         )
     scores: list[Any] = [record.get(name) for name in ("token_level_scores", "rm_scores")]
     step = _whole(meta.get("global_steps"))  # the one that the trainer is in, counted from 1
-    own = given(
+    attributes = {**plain({name: meta[name] for name in ("temperature",) if name in meta}), **others} | given(
         prompt_tokens=None if attention is None else int((attention[:-width] != 0).sum()),
         reward=next((float(values.sum()) for values in scores if np.ndim(values) == 1), None),
         step=step,
+        train_weights=None if step is None else step - 1,
+        inference_weights=_whole(others.get("min_global_steps")),
     )
-    return Columns(
-        np.logical_and.reduce([mask != 0 for mask in masks or [attention[-width:]]]),
-        {**plain({name: meta[name] for name in ("temperature",) if name in meta}), **others, **own},
-        (None if step is None else step - 1, _whole(others.get("min_global_steps"))),
-        record.get("responses"),
-        record.get("prompts"),
-        record.get("advantages"),
-    )
+    mask = np.logical_and.reduce([mask != 0 for mask in masks or [attention[-width:]]])
+    columns = {"mask": mask, "token_ids": record.get("responses"), "advantages": record.get("advantages")}
+    return columns, with_prompt(attributes, {"prompt_ids": record.get("prompts")})
 
 
-def _skyrl(record: Mapping[str, Any], path: Path) -> Columns:
+def _skyrl(record: Mapping[str, Any], path: Path) -> _Sequence:
     """A batch of SkyRL with `trainer.dump_data_batch=true`: `dumped_data/global_step_N_training_input.pkl`.
 
     Source: NovaSky-AI/SkyRL 0.3.0 at a9564572eb8e, skyrl/train/trainer.py (`dump_data`, after log-probabilities and
@@ -148,17 +136,12 @@ def _skyrl(record: Mapping[str, Any], path: Path) -> Columns:
     """
     step, mask = _step_in(_SKYRL_NAME, path), record["loss_mask"] != 0
     own, prompt = _split(record.get("sequences"), mask.size)
-    return Columns(
-        mask & (record.get("response_mask", mask) != 0),
-        given(step=step),
-        (step, None),
-        own,
-        prompt,
-        record.get("advantages"),
-    )
+    mask = mask & (record.get("response_mask", mask) != 0)
+    columns = {"mask": mask, "token_ids": own, "advantages": record.get("advantages")}
+    return columns, with_prompt(given(step=step, train_weights=step), {"prompt_ids": prompt})
 
 
-def _slime(record: Mapping[str, Any], _: Path) -> Columns:
+def _slime(record: Mapping[str, Any], _: Path) -> _Sequence:
     """A sample of slime's dump with `--save-debug-train-data PATH` (or `--dump-details`): `{rollout_id}.pt`.
 
     Source: THUDM/slime 0.3.1 at 624b824a898a, slime/observability/train_data_utils.py (`_build_dump_payload`, format
@@ -171,14 +154,9 @@ def _slime(record: Mapping[str, Any], _: Path) -> Columns:
     mask = np.asarray(record.get("loss_masks", np.ones(np.shape(record["log_probs"])))) != 0
     own, prompt = _split(record.get("tokens"), mask.size)
     named = plain({name: value for name, value in record.items() if name != "data_parallel_rank"})
-    return Columns(
-        mask,
-        {**named, "prompt_tokens": np.size(prompt) if prompt is not None else 0, **given(reward=reward, step=step)},
-        (step, None),
-        own,
-        prompt,
-        record.get("advantages"),
-    )
+    named |= given(prompt_tokens=0 if prompt is None else np.size(prompt), reward=reward, step=step, train_weights=step)
+    columns = {"mask": mask, "token_ids": own, "advantages": record.get("advantages")}
+    return columns, with_prompt(named, {"prompt_ids": prompt})
 
 
 def _slime_samples(path: Path, _: LinesRead | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -194,10 +172,10 @@ def _slime_samples(path: Path, _: LinesRead | None) -> Iterator[tuple[str, dict[
         reward = rewards[place] if isinstance(rewards, list) and place < len(rewards) else None
         said = float(reward) if isinstance(reward, int | float) else None
         own = {name: batches.arrays({name: value}).get(name, value) for name, value in sample.items()}
-        yield f"{path}: sample {row}", {**own, _META: (_whole(dump.get("rollout_id")), said)}
+        yield f"sample {row}", {**own, _META: (_whole(dump.get("rollout_id")), said)}
 
 
-def _nemo_rl(record: Mapping[str, Any], path: Path) -> Columns:
+def _nemo_rl(record: Mapping[str, Any], path: Path) -> _Sequence:
     """A sample of NeMo-RL: `train_data_step{N}.jsonl` in the log folder.
 
     Source: NVIDIA-NeMo/RL at 7ea279abfbeb, nemo_rl/algorithms/grpo.py and grpo_sync.py (`log_data`: content, rewards,
@@ -216,8 +194,10 @@ def _nemo_rl(record: Mapping[str, Any], path: Path) -> Columns:
         advantages = floats(advantages) if isinstance(advantages, list) else np.full(kept.size, float(advantages))
     ids, prompt, step = record.get("token_ids"), _first(kept), _step_in(_NEMO_NAME, path)
     named = plain({name: value for name, value in record.items() if name not in ("content", "idx")})
-    own = given(reward=None if rewards is None else float(rewards), step=step, prompt_tokens=prompt)
-    return Columns(kept, {**named, **own}, (step, None), ids, ids and ids[:prompt], advantages)
+    reward = None if rewards is None else float(rewards)
+    named |= given(reward=reward, step=step, prompt_tokens=prompt, train_weights=step)
+    columns = {"mask": kept, "token_ids": ids, "advantages": advantages}
+    return columns, with_prompt(named, {"prompt_ids": ids and ids[:prompt]})
 
 
 def _nemo_lines(path: Path, read: LinesRead | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -226,7 +206,7 @@ def _nemo_lines(path: Path, read: LinesRead | None) -> Iterator[tuple[str, dict[
         yield place, {**record, **lone}
 
 
-def _prime_rl(record: Mapping[str, Any], _path: Path) -> Columns:
+def _prime_rl(record: Mapping[str, Any], _path: Path) -> _Sequence:
     """A trained sequence of prime-rl with `enable_token_export`: `token_exports/step_N/rank_R.jsonl`.
 
     Source: PrimeIntellect-ai/prime-rl at 559b44772e47, src/prime_rl/trainer/rl/token_export.py, schema version 1, and
@@ -241,14 +221,15 @@ def _prime_rl(record: Mapping[str, Any], _path: Path) -> Columns:
         raise RecordingError(f"schema_version: {said}")
     kept = _prime_sampled(record)
     ids, prompt = record.get("token_ids"), _first(kept)
-    step = record.get("export_step", record.get("step"))
-    attributes: dict[str, Scalar] = {**plain(record), "prompt_tokens": prompt}
+    step = _whole(record.get("export_step", record.get("step")))
+    attributes = plain(record) | given(prompt_tokens=prompt, train_weights=step)
     if record.get("rewards") and np.isfinite(reward := floats(record["rewards"])[prompt]):
         attributes["reward"] = float(reward)
     advantages = floats(record["advantages"]) if record.get("advantages") else None
     if advantages is not None and np.all(np.isnan(advantages), where=kept):
         advantages = None
-    return Columns(kept, attributes, (_whole(step), None), ids, ids and ids[:prompt], advantages)
+    columns = {"mask": kept, "token_ids": ids, "advantages": advantages}
+    return columns, with_prompt(attributes, {"prompt_ids": ids and ids[:prompt]})
 
 
 def _prime_sampled(record: Mapping[str, Any]) -> NDArray[np.bool_]:
@@ -371,16 +352,12 @@ def trainer_of(path: Path) -> str:
     return next((trainer for trainer, known in _TABLE.items() if known.keys and known.keys <= keys), "")
 
 
-def read_file(
-    path: Path, refusals: Problems, columns: Mapping[str, str] | None = None, read: LinesRead | None = None
-) -> Recording | None:
-    """Read the sequences of a file, None for none; those of a trainer's file are not checked yet.
+def trainer_table(trainer: str, path: Path, refusals: Problems, read: LinesRead | None = None) -> RaggedTable | None:
+    """The sequences of a trainer's file, without the lines that `read` counts so far; None for none.
 
-    Records that cannot become one are `refusals`; a file of nothing else is a RecordingError. `read` skips known lines.
+    Records that cannot become one are `refusals`; a file of nothing else is a RecordingError.
     """
-    if columns or not (trainer := trainer_of(path)):
-        return load_own(path, columns, read)
-    own = Problems()
+    own = Problems(str(path))
     found = list(_sequences(_TABLE[trainer], path, read, own))
     for kind, count in own.counts.items():
         refusals.add(own.first[kind], kind=kind, times=count)
@@ -388,58 +365,40 @@ def read_file(
         if own.counts.keys() - {"no_tokens"}:
             raise RecordingError(*own.all())
         return None
-    rows_of = {role: [row[role] for row, _ in found] for role in found[0][0]}
-    packed: dict[str, Any] = {
-        role: np.concatenate(rows) for role, rows in rows_of.items() if all(row is not None for row in rows)
-    }
-    return Recording(
-        lengths=np.array([row.size for row in rows_of["train"]], dtype=np.int64),
-        attributes=tuple(attributes for _, attributes in found),
-        source=str(path),
-        **packed,
-    )
+    places, rows, attributes = zip(*found, strict=True)
+    columns = {role: [row[role] for row in rows] for role in rows[0] if all(row[role] is not None for row in rows)}
+    return RaggedTable(str(path), columns, _NAMES, attributes, places.__getitem__, trainer=trainer)
 
 
 def _sequences(
     known: _TrainerFormat, path: Path, read: LinesRead | None, refusals: Problems
-) -> Iterator[tuple[dict[str, Any], dict[str, Scalar]]]:
+) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Scalar]]]:
+    """Yield the place, the columns by role and the attributes of each; a column of another shape is None."""
     for place, record in known.records(path, read):
         if missing := [name for name in known.needed if record.get(name) is None]:
             refusals.add(f"{place}: has no {' and no '.join(missing)}{known.hint}", kind="no_logprobs")
             continue
         try:
-            sequence = _sequence(record, known.needed, known.columns(record, path))
+            train, inference = (floats(record[name]) for name in known.needed[:2])
+            columns, attributes = known.sequence(record, path)
+            mask = columns["mask"]
+            for role, dtype in (("token_ids", np.int64), ("advantages", np.float64)):
+                values = columns[role]
+                columns[role] = None if np.shape(values) != mask.shape else np.asarray(values, dtype=dtype)
         except RecordingError as error:
-            raise RecordingError(f"{place}: {error}") from None
+            raise RecordingError(f"{path}: {place}: {error}") from None
         except KeyError as error:
             refusals.add(f"{place}: has no {error.args[0]}", kind="no_logprobs")
         except (ValueError, TypeError) as error:
             refusals.add(f"{place}: {error}", kind="shape_mismatch")
         else:
-            if sequence is None:
-                refusals.add(f"{place}: {known.masks} leave no token", kind="no_tokens")
+            if not train.shape == inference.shape == mask.shape:
+                sizes = f"{train.size}, {inference.size}, {mask.size}"
+                refusals.add(f"{place}: log-probabilities and mask have {sizes} entries", kind="shape_mismatch")
+            elif mask.any():
+                yield place, {"train": train, "inference": inference, **columns}, attributes
             else:
-                yield sequence
-
-
-def _sequence(
-    record: Mapping[str, Any], sides: tuple[str, ...], columns: Columns
-) -> tuple[dict[str, Any], dict[str, Scalar]] | None:
-    """The tokens of a record that count, by role, and its attributes; None for none. Other shapes are left out."""
-    train, inference = (floats(record[name]) for name in sides[:2])
-    kept = columns.mask
-    if not train.shape == inference.shape == kept.shape:
-        raise ValueError(f"log-probabilities and mask have {train.size}, {inference.size}, {kept.size} entries")
-    if not kept.any():
-        return None
-    own: dict[str, Any] = {"train": train[kept], "inference": inference[kept]}
-    for role, dtype in (("token_ids", np.int64), ("advantages", np.float64)):
-        values = getattr(columns, role)
-        own[role] = None if np.shape(values) != kept.shape else np.asarray(values)[kept].astype(dtype)
-    named = given(train_weights=columns.weights[0], inference_weights=columns.weights[1])
-    if columns.prompt_ids is not None:
-        named["prompt_id"] = prompt_id(np.asarray(columns.prompt_ids, dtype=np.int64))
-    return own, {**named, **columns.attributes}
+                refusals.add(f"{place}: {known.masks} leave no token", kind="no_tokens")
 
 
 def prime_rl_is_complete(path: Path) -> bool:

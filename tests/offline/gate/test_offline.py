@@ -51,15 +51,9 @@ def some(made, numbers):
     return Recording(made.train[at], made.inference[at], made.lengths[list(numbers)], attributes)
 
 
-def given(*recordings):
-    return [
-        (GatedRecording(f"{at}.npz", "", 1, content.lengths.size, content.train.size, False, content=str(at)), content)
-        for at, content in enumerate(recordings)
-    ]
-
-
 def gated(*recordings, terms=None, contract=CONTRACT):
-    return gate_recordings(contract, given(*recordings), KERNELS, terms or GateTerms(), 1_700_000_000.0)
+    inputs = [GatedRecording(f"{at}.npz", "", 1, content) for at, content in enumerate(recordings)]
+    return gate_recordings(contract, inputs, KERNELS, terms or GateTerms(), 1_700_000_000.0)
 
 
 def statuses(gate, place=0):
@@ -129,10 +123,10 @@ def test_windows_that_share_sequences_count_them_once(tmp_path):
     with pytest.raises(ValueError, match=r"first\.npz: has only sequences that repeat others .*; windows that share"):
         judged("all", "first")
     both = judged("first", "more")
-    assert [(about.sequences, len(about.notes)) for about in both.inputs] == [(100, 0), (100, 1)]
+    assert [(of.recording.lengths.size, len(of.notes)) for of in both.inputs] == [(100, 0), (100, 1)]
     assert "more.npz: 100 of 200 sequences repeat others" in "".join(notes(both))
     tokens = {verdict.samples for verdict in both.judged[1].verdicts if verdict.cell.clause == "token-tv"}
-    assert max(tokens) == both.inputs[1].tokens == made.lengths[200:].sum()
+    assert max(tokens) == made.lengths[200:].sum()
 
 
 def test_a_contract_that_recordings_cannot_judge_at_all_is_refused():
@@ -285,9 +279,9 @@ def test_a_recording_of_log_densities_is_judged_by_its_ratios(tmp_path):
     rows = tuple({**row, "density": True} for row in plain.attributes)
     dense = replace(plain, train=plain.train + 4.0, inference=plain.inference + 4.0, attributes=rows, token_ids=None)
     save_recording(dense, tmp_path / "dense.npz")
-    about, read = read_input(tmp_path / "dense.npz")
-    assert (about.unchecked, about.notes) == ("", ())
-    gate = gate_recordings(CONTRACT, [(about, read)], KERNELS, GateTerms(), 1e9)
+    read = read_input(tmp_path / "dense.npz")
+    assert (read.unchecked, read.notes) == ("", ())
+    gate = gate_recordings(CONTRACT, [read], KERNELS, GateTerms(), 1e9)
     assert gate.decision.outcome is GateOutcome.ADVANCE
     assert statuses(gate) == statuses(gated(plain))
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 
 from kc_otel.judge.verdict import Status
@@ -13,6 +14,7 @@ from kc_otel.offline.gate.gate_report import findings, headline, how_far, junit,
 from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, OfflineGate, gate_decision
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
 from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.recording import Recording
 
 INFERENCE = Kernel("vllm", dtype="fp8")
 LEFT_OUT = (UnjudgedClause("lag", "weights_lag cannot be told | here"),)
@@ -27,13 +29,15 @@ def gate(contract, make_verdict):
             make_verdict(status, slice=f"s{at}" if at else "all", version=INFERENCE.fingerprint, **changes)
             for at, status in enumerate(statuses)
         )
-        judged = tuple(RecordingVerdicts(verdicts, left_out) for _ in range(recordings))
+        judged = RecordingVerdicts(verdicts, left_out)
+        sides = -np.random.default_rng(0).random((2, 5000))
+        recording = Recording(*sides, np.full(4, 1250), ({},) * 4)
         inputs = tuple(
-            GatedRecording(name.replace("a", "abc"[at], 1) if at else name, str(at) * 64, 10, 4, 5000, False)
+            GatedRecording(name.replace("a", "abc"[at], 1), str(at) * 64, 10, recording, judged=judged)
             for at in range(recordings)
         )
-        decision = gate_decision(contract, judged, INFERENCE.fingerprint, terms, 0.0)
-        return OfflineGate(contract, Kernel("torch"), INFERENCE, terms, inputs, judged, decision, 1_700_000_000.25)
+        decision = gate_decision(contract, [judged] * recordings, INFERENCE.fingerprint, terms, 0.0)
+        return OfflineGate(contract, Kernel("torch"), INFERENCE, terms, inputs, decision, 1_700_000_000.25)
 
     return build
 
@@ -93,7 +97,8 @@ def test_markdown_is_worst_first_and_has_the_lines_of_the_terminal(gate):
 def test_of_two_failures_the_larger_is_first(gate):
     made = gate("FAIL", "FAIL")
     first, two = made.judged[0].verdicts
-    made = replace(made, judged=(RecordingVerdicts((first, replace(two, lower=5.0, limit=4.9)), ()),))
+    judged = RecordingVerdicts((first, replace(two, lower=5.0, limit=4.9)))
+    made = replace(made, inputs=(replace(made.inputs[0], judged=judged),))
     assert [finding.verdict.cell.slice for finding in findings(made)] == ["all", "s1"]
 
 

@@ -265,9 +265,8 @@ def test_a_fault_stops_the_gate_too():
     after = stops_after(contract(MEAN), recording(drift))
     assert after is not None
     assert after <= 200
-    first = recording(drift[:after])
-    about = GatedRecording("a.npz", "0" * 64, 1, after, after, False)
-    gate = gate_recordings(contract(MEAN), [(about, first)], KERNELS, GateTerms(sequential=True), 1.0)
+    first = GatedRecording("a.npz", "0" * 64, 1, recording(drift[:after]))
+    gate = gate_recordings(contract(MEAN), [first], KERNELS, GateTerms(sequential=True), 1.0)
     assert gate.decision.outcome is GateOutcome.ROLLBACK
     assert {v.method for v in gate.judged[0].verdicts} == {"anytime mixture betting"}
 

@@ -390,9 +390,9 @@ def test_a_fault_is_named_under_each_kernel(name, kernel, tmp_path: Path):
 def test_a_column_that_may_be_a_copy_is_remarked(kernel, copied, said, tmp_path: Path):
     """Kernels that agree as closely exist, so that it is judged; no logits differ by as much where they are sure."""
     arrays = read(kernel)
-    assert read_input(RECORDINGS / f"{kernel}.npz")[0].unchecked == ""
+    assert read_input(RECORDINGS / f"{kernel}.npz").unchecked == ""
     np.savez(tmp_path / "a.npz", **arrays | {"inference_logprobs": np.float32(copied(arrays["train_logprobs"]))})
-    assert re.match(said, read_input(tmp_path / "a.npz")[0].unchecked)
+    assert re.match(said, read_input(tmp_path / "a.npz").unchecked)
 
 
 @pytest.mark.parametrize("name", UNNAMED)
@@ -424,7 +424,7 @@ def test_columns_that_look_swapped_are_remarked(tmp_path: Path):
         ),
     ):
         np.savez(tmp_path / "a.npz", **changed)
-        assert re.search(said, read_input(tmp_path / "a.npz")[0].unchecked)
+        assert re.search(said, read_input(tmp_path / "a.npz").unchecked)
 
 
 @pytest.mark.parametrize("turns", [pytest.param(2, marks=pytest.mark.slow), 4])
