@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions import kept_since, without_slice
 from kc_otel.judge.escalation.escalate import EscalationState
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
+from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.verdict import Status, Verdict
 
 if TYPE_CHECKING:
