@@ -32,10 +32,11 @@ class Disk:
     """Takes what it is given when it is told to."""
 
     def __init__(self) -> None:
-        self.takes = threading.Event()
+        self.asked, self.takes = threading.Event(), threading.Event()
         self.error: sqlite3.OperationalError | None = None
 
     def commit(self, unit: UnitOfWork, connection: sqlite3.Connection) -> None:
+        self.asked.set()
         assert self.takes.wait(20)
         if self.error is not None:
             connection.execute("ROLLBACK")
@@ -134,6 +135,7 @@ async def test_an_evaluation_is_at_an_end_when_the_disk_has_it(core: Core, disk:
     """And not before; one that the disk does not take leaves everything as it was, and is said."""
     before, now = core.evaluated_at, time.time()
     evaluating = asyncio.create_task(core.evaluate(now))
+    assert await asyncio.to_thread(disk.asked.wait, 20)
     assert await still_waits(evaluating)
     assert core.evaluated_at == before
     disk.takes.set()
