@@ -190,8 +190,7 @@ class Core:
 
     def by_place(self, incident: Incident) -> dict[str, Interval]:
         """Return the drift of an incident's kernels by position and turn at the last evaluation."""
-        pair = incident.kernel_train, incident.kernel_inference
-        return self.evaluator.by_place(incident.contract, pair, self.evaluated_at or time.time())
+        return self.evaluator.by_place(incident.contract, incident.pair, self.evaluated_at or time.time())
 
     def past_incidents(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
         """Incidents that ended at or after a Unix time, newest first; of one contract, or of all for None."""
@@ -339,7 +338,7 @@ class Core:
         kept: set[SeriesKey] = set()
         for incident in incidents:
             for cell in incident.cells if incident.on in OF_RECORDERS else ():
-                where = Cell(name, cell.clause, cell.slice, incident.kernel_train, incident.kernel_inference)
+                where = Cell(name, cell.clause, cell.slice, *incident.pair)
                 if (key := self.evaluator.series_of_cell(where)) is not None:
                     kept.add(key)
                     if cell.until is None and not cell.held:

@@ -265,7 +265,7 @@ def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict])
     """Failed sequences of a kernel pair by reason, without those that are kept from being measured on purpose."""
     if reasons.keys().isdisjoint(ON_PURPOSE):
         return reasons
-    others_are_valid = any(verdict.cell[-2:] == pair for verdict in selected(verdicts, MEASURED))
+    others_are_valid = any(verdict.cell.pair == pair for verdict in selected(verdicts, MEASURED))
     return {reason: count for reason, count in reasons.items() if not (others_are_valid and reason in ON_PURPOSE)}
 
 
@@ -305,7 +305,7 @@ def _roll_backs(
 def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[str]:
     """Fingerprints of all alerts of what is unproven and not contained."""
     return {
-        fingerprint(key, Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]))
+        fingerprint(key, Cell(contract.name, cell.clause, cell.slice, *incident.pair))
         for incident in incidents
         if incident.state is not IncidentState.CONTAINED
         for cell in incident.cells
@@ -327,7 +327,7 @@ def _unproven(tick: Tick, told_ids: Collection[str], incidents: Sequence[Inciden
             numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
             limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
             verdict = Verdict(
-                cell=Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]), status=incident.status,
+                cell=Cell(contract.name, cell.clause, cell.slice, *incident.pair), status=incident.status,
                 at=cell.at or now, limit=limit, estimate=estimate, lower=lower, upper=upper, samples=0, window="",
                 method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
                 about="traffic",
@@ -347,8 +347,11 @@ def _alone(promotion: Promotion) -> str:
 
 def _worst(incident: Incident, verdicts: Iterable[Verdict]) -> Verdict | None:
     """The verdict of an incident's worst cell."""
-    pair = incident.kernel_train, incident.kernel_inference
-    fails = {verdict.cell[1:3]: verdict for verdict in selected(verdicts, {Status.FAIL}) if verdict.cell[3:] == pair}
+    fails = {
+        verdict.cell.place: verdict
+        for verdict in selected(verdicts, {Status.FAIL})
+        if verdict.cell.pair == incident.pair
+    }
     return next((fails[cell.clause, cell.slice] for cell in incident.cells if (cell.clause, cell.slice) in fails), None)
 
 
@@ -448,7 +451,7 @@ def _due_message(
 
     def unproven(told: ToldAlert) -> bool:
         # That its step left the contract says nothing of the breach while another alert of it fires.
-        return incident is not None and incident.unproven(*told.alert.cell[1:3], held=told.alert.end == CHANGED)
+        return incident is not None and incident.unproven(*told.alert.cell.place, held=told.alert.end == CHANGED)
 
     rows = {alert: told for alert, told in alerts.items() if told.known or told.alert.fires or unproven(told)}
     heard = {alert: told for alert, told in rows.items() if not news.people.silencing(told.alert.cell, now)}
