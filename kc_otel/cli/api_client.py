@@ -61,13 +61,11 @@ def post(url: str, path: str, body: dict[str, Any], seconds: float = _TIMEOUT_SE
     return _call("POST", url, path, seconds, json=body)
 
 
-def warnings(url: str) -> list[str]:
-    """Return warnings: verdicts are late, the evaluator fails, or webhooks are disabled; empty for none."""
-    return troubles(get(url, "/api/v1/health"), get(url, "/api/v1/overview")["now"])
-
-
 def troubles(health: Mapping[str, Any], now: float) -> list[str]:
-    """Return these warnings from the API's report, `now` being the Unix time on its machine."""
+    """Return warnings from the API's report, `now` being the Unix time on its machine; empty for none.
+
+    Verdicts are late, the evaluator fails, or webhooks are disabled.
+    """
     at = health["evaluated_at"]
     said: list[str] = []
     failing = [f"{name or 'all contracts'}: {fault}" for name, fault in health["failures"].items()]

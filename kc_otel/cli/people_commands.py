@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post, warnings
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post, troubles
 from kc_otel.cli.terminal import ApiJson, By, OnlyContract, local_time, seconds, show
 
 ContractArgument = Annotated[str, typer.Argument(metavar="CONTRACT", help="Name of the contract.")]
@@ -28,9 +28,9 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
       kc-otel alerts list --contract policy-7b --json
     """
     found = get(url, "/api/v1/alerts", **({"contract": contract} if contract else {}))["alerts"]
-    warned = warnings(url)
-    incidents = [row for row in get(url, "/api/v1/overview")["incidents"] if contract in {None, row["contract"]}]
-    unproven = [row for row in incidents if row["went_away"]]
+    overview = get(url, "/api/v1/overview")
+    warned = troubles(get(url, "/api/v1/health"), overview["now"])
+    unproven = [row for row in overview["incidents"] if contract in {None, row["contract"]} and row["went_away"]]
     silences = [row for row in get(url, "/api/v1/silences")["silences"] if contract in {None, row["contract"]}]
     ordered = sorted(found, key=lambda row: (row["phase"], row["contract"], row["clause"], row["slice"]))
     lines = list(map(_alert_line, ordered))

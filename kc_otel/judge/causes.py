@@ -51,7 +51,7 @@ def causes_of(state: ContractState, now: float) -> dict[Cell, Causes]:
                 if split is not None:
                     found[Cell(contract.name, clause.id, ALL, *pair)] = split
                     break
-    first = {cell[-2:]: of for cell, of in reversed(found.items())}
+    first = {cell.pair: of for cell, of in reversed(found.items())}
     for clause in contract.clauses:
         if clause.metric == "weights_lag":
             found |= {Cell(contract.name, clause.id, ALL, *pair): of for pair, of in first.items()}

@@ -330,7 +330,7 @@ class _FollowedGroup(_Group):
         opposite = opposite_name(self.clause)
         self._series = [np.array([-1 if place.series is None else place.series.number for place in self._places])]
         if opposite is not None:
-            others = [state.pairs(opposite, place.cell.slice).get(place.cell[-2:]) for place in self._places]
+            others = [state.pairs(opposite, place.cell.slice).get(place.cell.pair) for place in self._places]
             self._series.append(np.array([-1 if other is None else other.number for other in others]))
         self._assumes = bool(measurable(self.clause)) or any(place.broken for place in self._places)
         self._held, self._held_at = np.full(self.size, -1), -1

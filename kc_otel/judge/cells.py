@@ -182,7 +182,7 @@ def assumption_broken(state: ContractState, place: Evidence, now: float) -> str:
     """Return the assumption of a cell's clause that recorders or the long window break, in words; empty if none."""
     if place.broken or not measurable(place.clause):
         return place.broken
-    pair, slice = place.cell[-2:], place.cell.slice
+    pair, slice = place.cell.pair, place.cell.slice
 
     def observed(quantity: str) -> Binned | None:
         series = state.pairs(SAMPLING[quantity].name, slice).get(pair)
@@ -314,7 +314,7 @@ def _and_others(found: Counter[str]) -> str:
 
 def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> bool:
     """Return True if a pair with an alarm fell silent beside others; a replaced pair ended before the others began."""
-    if not any(cell.clause == clause.id and cell[-2:] == pair for cell in state.evidence.alarmed):
+    if not any(cell.clause == clause.id and cell.pair == pair for cell in state.evidence.alarmed):
         return False
     mine = state.heard.get(pair)
     return mine is not None and any(other.since < mine.last for name, other in state.heard.items() if name in alive)

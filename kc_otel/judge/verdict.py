@@ -81,6 +81,16 @@ class Cell(NamedTuple):
     kernel_train: str = ""
     kernel_inference: str = ""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """(clause, slice)."""
+        return self.clause, self.slice
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Versions of the (training, inference) kernel."""
+        return self.kernel_train, self.kernel_inference
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -318,7 +318,7 @@ class Core:
         kept: set[SeriesKey] = set()
         for incident in incidents:
             for cell in incident.cells if incident.on in OF_RECORDERS else ():
-                where = Cell(name, cell.clause, cell.slice, incident.kernel_train, incident.kernel_inference)
+                where = Cell(name, cell.clause, cell.slice, *incident.pair)
                 if (key := self.evaluator.series_of_cell(where)) is not None:
                     kept.add(key)
                     if cell.until is None and not cell.held:

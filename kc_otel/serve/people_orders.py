@@ -19,7 +19,7 @@ from kc_otel.judge import decisions
 from kc_otel.judge.cells import NO_PAIR
 from kc_otel.judge.escalation.alerts import Acknowledgement, Alert, Silence
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident
-from kc_otel.judge.verdict import INPUT_CLAUSE, Status
+from kc_otel.judge.verdict import INPUT_CLAUSE, MEASURED
 from kc_otel.serve.core import Core
 
 
@@ -89,13 +89,13 @@ def _unproven(core: Core, contract: str, clause: str | None, slice: str | None) 
 
 def _stopped(core: Core, incident: Incident) -> bool:
     """Return whether an incident lasts only because nothing is measured where it is broken."""
-    pair, silent = (incident.kernel_train, incident.kernel_inference), {Status.NO_DATA, Status.INVALID_INPUT}
-    verdicts = [verdict for verdict, _ in core.history.cells() if verdict.cell.contract == incident.contract]
     measured = {
-        verdict.cell.slice for verdict in verdicts if verdict.cell[-2:] == pair and verdict.status not in silent
+        verdict.cell.slice
+        for verdict, _ in core.history.cells(incident.contract)
+        if verdict.cell.pair == incident.pair and verdict.status in MEASURED
     }
     failing = core.evaluator.invalid_input(incident.contract, core.seen_at)
-    if incident.on == "invalid-input" and not failing.keys().isdisjoint({pair, NO_PAIR}):
+    if incident.on == "invalid-input" and not failing.keys().isdisjoint({incident.pair, NO_PAIR}):
         return False
     broken = {cell.slice for cell in incident.broken}
     return incident.on in OF_RECORDERS and bool(broken) and not broken & (measured | ({ALL} if measured else set()))

@@ -198,7 +198,7 @@ def _places(core: Core) -> dict[str, Rows]:
         (incident.contract, place, incident.kernel_train, incident.kernel_inference): interval
         for incident in core.incidents()
         if incident.on == "fail"
-        for place, interval in core.evaluator.by_place(incident.contract, incident.key[1:], core.seen_at).items()
+        for place, interval in core.evaluator.by_place(incident.contract, incident.pair, core.seen_at).items()
     }
     return {
         f"kc.place.{name}": [(*where, getattr(interval, name)) for where, interval in found.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -10,9 +9,8 @@ from dataclasses import replace
 import httpx
 import pytest
 import typer
-from rich.console import Console
 
-from kc_otel.cli import api_client, status_command
+from kc_otel.cli import api_client
 from kc_otel.cli.terminal import local_time
 from kc_otel.contract.load import load_text
 from kc_otel.judge.escalation.webhook_body import encode
@@ -158,40 +156,6 @@ def test_a_route_is_lifted_with_a_reason_once(kc):
     code, shown = kc(*lifted)
     assert code != 0
     assert "no route is in force" in shown
-
-
-def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
-    statuses = ["FAIL"] * 15 + ["NO_DATA"] * 15 + ["PASS"] * 30
-    cells = [
-        {"contract": "policy", "clause": "token-tv", "slice": f"s{index}", "kernel_train": "a" * 12,
-         "kernel_inference": "b" * 12, "status": status, "estimate": 0.1, "lower": 0.1, "upper": 0.1,
-         "limit": 0.02, "samples": 9, "no_traffic": False, "reason": "", "since": 0.0, "firing": []}
-        for index, status in enumerate(statuses)
-    ]  # fmt: skip
-    blocks = status_command._tables(cells, 60.0, 80, most=20)
-    console = Console(width=80, record=True, file=io.StringIO())
-    incident = {
-        "id": "0123456789ab", "contract": "policy", "state": "broken", "state_text": "Broken",
-        "status": "FAIL", "on": "fail", "since": 0.0,
-        "headline": "token-tv is above its limit on s0, s1, s2 and 12 more", "slices": ["s"] * 15,
-        "grew": "3 slices at 04:45, 15 at 04:50 UTC", "kernel_inference": "b" * 12, "kernel_train": "",
-        "went_away": False,
-        "actions": [{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
-        "diagnoses": [],
-    }  # fmt: skip
-    incidents = [incident | {"id": f"{index:012d}"} for index in range(8)]
-    named = {"name": f"vllm 0.32 fp8 ({'b' * 12})", "otherwise": []}
-    contracts = [{"name": "policy", "kernels": [{"role": "inference", "version": "b" * 12, **named}]}]
-    console.print(*status_command._incidents(incidents, 60.0, contracts), *blocks, sep="\n")
-    said = console.export_text().splitlines()
-    assert said[0] == "Broken  policy: token-tv is above its limit on s0, s1, s2 and 12 more"
-    assert said[1] == "  for 1m, 15 slices, 3 slices at 04:45, 15 at 04:50 UTC; incident 000000000000"
-    assert said[2] == "  on vllm 0.32 fp8 (bbbbbbbbbbbb)"
-    assert [line[-8:] for line in said[3:7]] == ["action 1", "action 2", "action 3", "action 4"]  # 5 holds no more
-    assert said[7:9] == [said[0], said[1].replace("0" * 12, f"{1:012d}")]
-    assert said[26] == "2 more incidents"
-    assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
-    assert max(map(len, said)) <= 80
 
 
 def test_without_an_evaluator_the_remedy_is_named(command):

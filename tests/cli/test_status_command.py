@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _on_their_way, _reasons, _routes, _tables
 
@@ -24,37 +26,68 @@ def test_routes_away_from_one_version_are_one_line(slices: list[str], said: str)
     assert line.plain.startswith(f"route  policy: {said}")
 
 
+def cell(status: str = "NO_DATA", **changes: Any) -> dict[str, Any]:
+    """A cell of the API's answer."""
+    return {
+        "contract": "policy", "clause": "tv", "slice": "code", "kernel_train": "a", "kernel_inference": "b",
+        "status": status, "reason": "no tokens in 5m", "samples": 9, "estimate": 0.1, "lower": 0.1, "upper": 0.1,
+        "limit": 0.02, "no_traffic": False, "since": 0.0, "firing": [], **changes,
+    }  # fmt: skip
+
+
+def incident(on: str = "fail", state: str = "broken", **changes: Any) -> dict[str, Any]:
+    """An incident of the API's answer."""
+    return {
+        "id": "0123456789ab", "contract": "policy", "on": on, "state": state, "state_text": "Broken", "status": "FAIL",
+        "since": 0.0, "headline": "tv is above its limit", "slices": ["all"], "grew": "", "went_away": False,
+        "kernel_inference": "bb", "kernel_train": "", "actions": [], "extents": [], "diagnoses": [],
+        "cells": [{"until": 1.0}, {"until": None}], **changes,
+    }  # fmt: skip
+
+
 def test_a_cell_without_traffic_is_not_called_no_data() -> None:
-    verdict = {"contract": "policy", "clause": "tv", "slice": "code", "kernel_inference": "b",
-               "kernel_train": "a", "status": "NO_DATA", "reason": "no tokens in 5m", "samples": 0, "estimate": None,
-               "limit": 0.1, "no_traffic": True, "since": 0.0, "firing": []}  # fmt: skip
-    cells = [verdict]
+    cells = [cell(no_traffic=True, samples=0, estimate=None)]
     table = _tables(cells, 60.0, 120, most=1)[1]
     assert str(next(iter(table.columns[0].cells))) == "NO TRAFFIC"
     assert [line.plain for line in _reasons(cells)] == ["NO TRAFFIC  tv on code: no tokens in 5m"]
 
 
 def test_cells_that_differ_only_in_the_training_kernel_say_so() -> None:
-    same = {
-        "contract": "policy", "clause": "tv", "slice": "code", "kernel_inference": "b", "status": "NO_DATA",
-        "samples": 0, "reason": "the run ended: 3 s ago", "estimate": None, "limit": 0.1, "no_traffic": False,
-        "since": 0.0, "firing": ["critical"],
-    }  # fmt: skip
-    cells = [same | {"kernel_train": train} for train in ("a1", "a2")]
+    cells = [cell(kernel_train=train, reason="the run ended: 3 s ago", samples=0) for train in ("a1", "a2")]
     table = _tables(cells, 60.0, 120, most=2)[1]
     rows = list(zip(*(map(str, column.cells) for column in table.columns), strict=True))
     assert [row[4] for row in rows] == ["a1", "a2"]
     assert {row[0] for row in rows} == {"ENDED"}
 
 
+def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
+    statuses = ["FAIL"] * 15 + ["NO_DATA"] * 15 + ["PASS"] * 30
+    cells = [cell(status, slice=f"s{index}") for index, status in enumerate(statuses)]
+    console = Console(width=80, record=True, file=io.StringIO())
+    found = incident(
+        headline="tv is above its limit on s0, s1, s2 and 12 more", slices=["s"] * 15,
+        grew="3 slices at 04:45, 15 at 04:50 UTC",
+        actions=[{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
+    )  # fmt: skip
+    incidents = [found | {"id": f"{index:012d}"} for index in range(8)]
+    named = {"role": "inference", "version": "bb", "name": "vllm 0.32 fp8 (bb)"}
+    lines = _incidents(incidents, 60.0, [{"name": "policy", "kernels": [named]}])
+    console.print(*lines, *_tables(cells, 60.0, 80, most=20), sep="\n")
+    said = console.export_text().splitlines()
+    assert said[0] == "Broken  policy: tv is above its limit on s0, s1, s2 and 12 more"
+    assert said[1] == "  for 1m, 15 slices, 3 slices at 04:45, 15 at 04:50 UTC; incident 000000000000"
+    assert said[2] == "  on vllm 0.32 fp8 (bb)"
+    assert [line[-8:] for line in said[3:7]] == ["action 1", "action 2", "action 3", "action 4"]  # 5 holds no more
+    assert said[7:9] == [said[0], said[1].replace("0" * 12, f"{1:012d}")]
+    assert said[26] == "2 more incidents"
+    assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
+    assert max(map(len, said)) <= 80
+
+
 def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
     said = "9 sequences failed an input check and were not measured (9 nan_logprob). A kernel overflows."
-    incident = {"id": "0123456789ab", "contract": "policy", "state": "broken", "state_text": "Broken", "status": "FAIL",
-                "on": "invalid-input", "since": 0.0, "headline": "Sequences fail the input checks", "slices": ["all"],
-                "grew": "", "went_away": False, "kernel_inference": "bb", "kernel_train": "aa", "actions": [],
-                "extents": [["input", said], ["other", said]],
-                "diagnoses": []}  # fmt: skip
-    lines = [line.plain for line in _incidents([incident], 60.0, [])]
+    found = incident("invalid-input", kernel_train="aa", extents=[["input", said], ["other", said]])
+    lines = [line.plain for line in _incidents([found], 60.0, [])]
     assert lines.count(f"  {said}") == 1
     assert "  on bb against aa" in lines
 
@@ -72,11 +105,7 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
 
 
 def test_status_is_not_0_while_an_incident_is_broken() -> None:
-    cells = [{"status": "PASS"}]
-
-    def incident(on: str, state: str, until: float | None = None, *, went_away: bool = False) -> dict[str, Any]:
-        return {"on": on, "state": state, "went_away": went_away, "cells": [{"until": 1.0}, {"until": until}]}
-
+    cells, over = [{"status": "PASS"}], [{"until": 2.0}]
     codes = {
         (on, state): _exit_code(cells, [incident(on, state)], [], unknown=False)
         for on in ("fail", "no-data")
@@ -86,9 +115,9 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
         ("fail", "broken"): 1, ("fail", "contained"): 0, ("no-data", "broken"): 3, ("no-data", "contained"): 0,
     }  # fmt: skip
     assert _exit_code(cells, [], [], unknown=False) == 0
-    assert _exit_code(cells, [incident("fail", "broken", 2.0)], [], unknown=False) == 0, "only its route remains"
-    assert _exit_code(cells, [incident("fail", "broken", 2.0, went_away=True)], [], unknown=False) == 1
-    assert _exit_code(cells, [incident("fail", "unproven", 2.0)], [], unknown=False) == 3
+    assert _exit_code(cells, [incident("fail", "broken", cells=over)], [], unknown=False) == 0, "only its route remains"
+    assert _exit_code(cells, [incident("fail", "broken", cells=over, went_away=True)], [], unknown=False) == 1
+    assert _exit_code(cells, [incident("fail", "unproven", cells=over)], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
     assert _exit_code([{"status": "FAIL"}], [], [], unknown=True) == 1
     assert _exit_code(cells, [], [], unknown=True) == 3, "points that are not judged, or a late evaluation"

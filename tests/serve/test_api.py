@@ -94,19 +94,6 @@ def test_contracts_are_spelled_out(client: TestClient) -> None:
     assert {kernel["role"] for kernel in contract["kernels"]} == {"train", "inference"}
 
 
-def test_a_person_lifts_a_route(client: TestClient, core: Core) -> None:
-    """With a name and a reason, which are kept; a second time there is nothing to lift."""
-    body = {"contract": "policy", "slice": "code", "by": "ada", "why": "kernel patched"}
-    before = core.decisions.version
-    assert client.post("/api/v1/decisions/resume", json=body).json() == {"changed": 1, "version": before + 1}
-    assert {route["slice"] for route in client.get("/api/v1/decisions").json()["routes"]} == {"all"}
-    again = client.post("/api/v1/decisions/resume", json=body)
-    assert again.status_code == 404
-    assert "no route is in force" in again.json()["detail"]
-    assert client.post("/api/v1/decisions/resume", json=body | {"why": " "}).status_code == 422
-    assert client.get("/api/v1/events", params={"newest": 1}).json()["events"][0]["message"].startswith("ada resumed")
-
-
 def test_the_metric_of_routes_follows_pins_as_routers_do(client: TestClient) -> None:
     """The newest pin of a slice or of all traffic decides, else the route."""
 

@@ -178,7 +178,7 @@ class Alert:
     @property
     def incident(self) -> tuple[str, str, str]:
         """Key of its incident: `Incident.key`."""
-        return self.on, self.cell.kernel_train, self.cell.kernel_inference
+        return self.on, *self.cell.pair
 
     def resolved(self, now: float, verdict: Verdict | None = None, end: str = "") -> Alert:
         """Return its resolve at a Unix time, with the verdict given or else its last, and why it ended."""
@@ -300,7 +300,7 @@ def _watched(tick: Tick, step: EscalationStep, by_cell: Mapping[Cell, Verdict]) 
         contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
     )  # fmt: skip
     found = {pair: reasons for pair, reasons in tick.invalid.items() if any(reasons.values())}
-    watched = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
+    watched = {cell: verdict for cell, verdict in by_cell.items() if cell.pair not in found}
     for pair, reasons in found.items():
         failed = input_verdict(of_any.cell._replace(kernel_train=pair[0], kernel_inference=pair[1]), reasons, of_any)
         watched[failed.cell] = failed
@@ -319,12 +319,12 @@ def input_verdict(cell: Cell, found: Mapping[str, int], judged: Verdict) -> Verd
 
 def _measures(verdicts: Sequence[Verdict], of: Cell) -> bool:
     """Return whether a cell's pair is measured, or replaced by one that is; for no pair, whether any is."""
-    pair, others = of[-2:], False
+    pair, others = of.pair, False
     for verdict in selected(verdicts, MEASURED):
-        if not any(pair) or verdict.cell[-2:] == pair:
+        if not any(pair) or verdict.cell.pair == pair:
             return True
         others = True
-    return others and not any(verdict.cell[-2:] == pair for verdict in selected(verdicts, set(Status) - MEASURED))
+    return others and not any(verdict.cell.pair == pair for verdict in selected(verdicts, set(Status) - MEASURED))
 
 
 def _why_gone(tick: Tick, alert: Alert) -> str:
@@ -343,12 +343,12 @@ def _why_gone(tick: Tick, alert: Alert) -> str:
     if why:
         return f"are no longer expected: {why}"
     others = selected(verdicts, set(Status) - {Status.NO_DATA})
-    if not any(cell[-2:]):
-        here = {verdict.status for verdict in others if verdict.cell[1:3] == cell[1:3]}
+    if not any(cell.pair):
+        here = {verdict.status for verdict in others if verdict.cell.place == cell.place}
         if here - {Status.INVALID_INPUT}:
             return "have arrived for the first time"
         return "arrive, but are invalid" if here else "have not arrived yet, but a kernel reports and is watched"
-    in_place = ": other kernels report in its place" * any(verdict.cell[-2:] != cell[-2:] for verdict in others)
+    in_place = ": other kernels report in its place" * any(verdict.cell.pair != cell.pair for verdict in others)
     return f"have not arrived again, and this kernel is no longer watched{in_place}"
 
 

@@ -265,7 +265,7 @@ def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict])
     """Failed sequences of a kernel pair by reason, without those that are kept from being measured on purpose."""
     if reasons.keys().isdisjoint(ON_PURPOSE):
         return reasons
-    others_are_valid = any(verdict.cell[-2:] == pair for verdict in selected(verdicts, MEASURED))
+    others_are_valid = any(verdict.cell.pair == pair for verdict in selected(verdicts, MEASURED))
     return {reason: count for reason, count in reasons.items() if not (others_are_valid and reason in ON_PURPOSE)}
 
 
@@ -305,7 +305,7 @@ def _roll_backs(
 def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[str]:
     """Fingerprints of all alerts of what is unproven and not contained."""
     return {
-        fingerprint(key, Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]))
+        fingerprint(key, Cell(contract.name, cell.clause, cell.slice, *incident.pair))
         for incident in incidents
         if incident.state is not IncidentState.CONTAINED
         for cell in incident.cells
@@ -327,7 +327,7 @@ def _unproven(tick: Tick, told_ids: Collection[str], incidents: Sequence[Inciden
             numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
             limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
             verdict = Verdict(
-                cell=Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]), status=incident.status,
+                cell=Cell(contract.name, cell.clause, cell.slice, *incident.pair), status=incident.status,
                 at=cell.at or now, limit=limit, estimate=estimate, lower=lower, upper=upper, samples=0, window="",
                 method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
                 about="traffic",
@@ -347,8 +347,11 @@ def _alone(promotion: Promotion) -> str:
 
 def _worst(incident: Incident, verdicts: Iterable[Verdict]) -> Verdict | None:
     """The verdict of an incident's worst cell."""
-    pair = incident.kernel_train, incident.kernel_inference
-    fails = {verdict.cell[1:3]: verdict for verdict in selected(verdicts, {Status.FAIL}) if verdict.cell[3:] == pair}
+    fails = {
+        verdict.cell.place: verdict
+        for verdict in selected(verdicts, {Status.FAIL})
+        if verdict.cell.pair == incident.pair
+    }
     return next((fails[cell.clause, cell.slice] for cell in incident.cells if (cell.clause, cell.slice) in fails), None)
 
 
@@ -413,7 +416,7 @@ def group_messages(
         for alert, told in alerts.items():
             if over and told.alert.step == ROLLED_BACK and told.alert.fires:
                 alerts[alert] = replace(told, alert=told.alert.resolved(news.tick.now))
-        rest, message = _due_message(news, group, alerts, incident)
+        rest, message = _due_message(news, group, alerts.values(), incident)
         if message is not None:
             last = (replace(alert, verdict=verdicts.get(alert.fingerprint, alert.verdict)) for alert in message.alerts)
             messages.append(replace(message, alerts=tuple(last)))
@@ -441,66 +444,56 @@ def last_messages(
 
 
 def _due_message(
-    news: News, group: MessageGroup, alerts: Mapping[str, ToldAlert], incident: Incident | None
+    news: News, group: MessageGroup, alerts: Iterable[ToldAlert], incident: Incident | None
 ) -> tuple[MessageGroup, IncidentMessage | None]:
-    """Return a group with its alerts, by fingerprint, after an evaluation, and the message that is due."""
-    now, urgent = news.tick.now, news.urgent
-
-    def unproven(told: ToldAlert) -> bool:
-        # That its step left the contract says nothing of the breach while another alert of it fires.
-        return incident is not None and incident.unproven(*told.alert.cell[1:3], held=told.alert.end == CHANGED)
-
-    rows = {alert: told for alert, told in alerts.items() if told.known or told.alert.fires or unproven(told)}
-    heard = {alert: told for alert, told in rows.items() if not news.people.silencing(told.alert.cell, now)}
+    """Return a group with its alerts after an evaluation, and the message that is due."""
+    now, window = news.tick.now, news.tick.contract.observability.window
     # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
     contained = incident is not None and incident.state is IncidentState.CONTAINED
     uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
-    ready = {
-        alert: told.alert
-        for alert, told in heard.items()
-        if told.alert.fires and (told.waits or uncontained or urgent.get(alert) is MessageReason.REMINDER)
-    }
-    ended = {
-        alert: told.alert
-        for alert, told in rows.items()
-        if told.known and not told.alert.fires and (contained or not unproven(told))
-    }
-    # For a window after it went away, what its recorders measure next may refute it.
-    gone = incident is not None and incident.fell_silent(now, news.tick.contract.observability.window) and not ready
-    away = {
-        alert: told.alert
-        for alert, told in heard.items()
-        if gone and not told.alert.fires and told.waits and alert not in ended
-    }
-    lasting = any(told.known and alert not in ended for alert, told in rows.items())
+
+    def unproven(told: ToldAlert) -> bool:
+        # That its step left the contract says nothing of the breach while another alert of it fires.
+        return incident is not None and incident.unproven(*told.alert.cell.place, held=told.alert.end == CHANGED)
+
+    def news_of(told: ToldAlert) -> Known | Literal["ended"]:
+        alert, muted = told.alert, bool(news.people.silencing(told.alert.cell, now))
+        if alert.fires:
+            again = uncontained or news.urgent.get(alert.fingerprint) is MessageReason.REMINDER
+            return "firing" if (told.waits or again) and not muted else ""
+        if told.known and (contained or not unproven(told)):
+            return "ended"
+        # For a window after it went away, what its recorders measure next may refute it.
+        gone = incident is not None and incident.fell_silent(now, window)
+        return "unproven" if gone and told.waits and not muted else ""
+
+    rows = [(told, news_of(told)) for told in alerts if told.known or told.alert.fires or unproven(told)]
+    if any(what == "firing" for _, what in rows):
+        rows = [(told, "" if what == "unproven" else what) for told, what in rows]
+    ready, ended, away = ([told.alert for told, what in rows if what == of] for of in ("firing", "ended", "unproven"))
+    lasting = any(told.known and what != "ended" for told, what in rows)
     over = bool(ended) and not lasting and not ready
-    reasons = {urgent.get(alert) for alert in ready}
-    reasons |= {MessageReason.ROLLED_BACK for edge in ready.values() if edge.step == ROLLED_BACK}
+    reasons = {news.urgent.get(edge.fingerprint) for edge in ready}
+    reasons |= {MessageReason.ROLLED_BACK for edge in ready if edge.step == ROLLED_BACK}
     at_once = next((reason for reason in _AT_ONCE_REASONS if reason in reasons), None)
-    steps = {edge.step for edge in ready.values()}
     due = (
         over
         or at_once is not None
-        or (bool(steps - {*group.steps} or away) and group.waited >= news.timing.wait)
+        or (bool({edge.step for edge in ready} - {*group.steps} or away) and group.waited >= news.timing.wait)
         or (bool(ready or ended) and (lasting or bool(ended)) and group.quiet >= news.timing.interval)
     )
     if not due:
-        return replace(group, alerts=tuple(rows.values())), None
+        return replace(group, alerts=tuple(told for told, _ in rows)), None
     first = MessageReason.UPDATE if lasting or ended else MessageReason.FIRING
     reason = MessageReason.RESOLVED if over else at_once or (MessageReason.UNPROVEN if away else first)
     changes = (
-        *(replace(edge, at=now) for edge in ready.values()),
-        *ended.values(),
-        *(replace(edge, phase=Phase.FIRING, end=WENT_AWAY) for edge in away.values()),
+        *(replace(edge, at=now) for edge in ready),
+        *ended,
+        *(replace(edge, phase=Phase.FIRING, end=WENT_AWAY) for edge in away),
     )
-    after: list[ToldAlert] = []
-    for alert, told in rows.items():
-        known: Known = "firing" if alert in ready else "unproven" if alert in away else told.known
-        after.append(replace(told, known="" if alert in ended else known))
+    after = [replace(told, known="" if what == "ended" else what or told.known) for told, what in rows]
     left = tuple(told for told in after if told.known or told.alert.fires or unproven(told))
     count = sum(bool(told.known) for told in left)
-    steps |= {edge.step for edge in away.values()} | {*group.steps}
-    rest = MessageGroup(
-        group.incident, group.endpoint, left, tuple(sorted(steps)) if count else (), contained=contained
-    )
+    steps = sorted({*group.steps, *(edge.step for edge in (*ready, *away))}) if count else ()
+    rest = MessageGroup(group.incident, group.endpoint, left, tuple(steps), contained=contained)
     return rest, IncidentMessage(group.endpoint, reason, incident, changes, count)

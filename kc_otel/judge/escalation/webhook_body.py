@@ -180,7 +180,7 @@ def _alert_kind(edge: Alert) -> str:
 
 def _ending(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
     """Say what ended, for which kernels, and, if nothing refuted it, why or by whom."""
-    row = None if incident is None else incident.cell(*edge.cell[1:3])
+    row = None if incident is None else incident.cell(*edge.cell.place)
     cell, last = edge.cell, edge.verdict
     if _alert_kind(edge) == "serves":
         over = "the incident is over" if incident is not None else "a person has acted on the rollback"
@@ -287,7 +287,7 @@ def _since(edge: Alert, incident: Incident | None) -> str:
     """Say since when it has been so; of a version that was rolled back, when, and when it was measured later."""
     if edge.step != ROLLED_BACK:
         rows = () if incident is None else incident.cells
-        onsets = [row.since for row in rows if (row.clause, row.slice) == edge.cell[1:3]]
+        onsets = [row.since for row in rows if (row.clause, row.slice) == edge.cell.place]
         since = moment(min([edge.started_at, *onsets]))
         if edge.on == "no-data":  # silence began before: it is news once a report is overdue
             return f"Missed since {since}."

@@ -264,9 +264,14 @@ class Incident:
         return self.on == "no-data" and not self.kernel_inference
 
     @property
+    def pair(self) -> tuple[str, str]:
+        """Versions of the (training, inference) kernel."""
+        return self.kernel_train, self.kernel_inference
+
+    @property
     def key(self) -> tuple[str, str, str]:
         """(on, kernel_train, kernel_inference): a contract has one incident of each at a time."""
-        return self.on, self.kernel_train, self.kernel_inference
+        return self.on, *self.pair
 
     @property
     def status(self) -> Status:
@@ -316,13 +321,10 @@ class Incident:
     @property
     def growth(self) -> tuple[tuple[float, int], ...]:
         """(Unix time, slices that had broken by then, `all` among them), at the end of each minute that added some."""
-        onsets: dict[str, float] = {}
-        for cell in self.cells:
-            onsets[cell.slice] = min(cell.since, onsets.get(cell.slice, cell.since))
-        by_minute: dict[int, tuple[float, int]] = {}
-        for count, at in enumerate(sorted(onsets.values()), start=1):
-            by_minute[int(at // 60)] = (at, count)
-        return tuple(by_minute.values())
+        onsets = {
+            cell.slice: cell.since for cell in sorted(self.cells, key=lambda cell: -cell.since)
+        }  # the first of each
+        return tuple({at // 60: (at, count) for count, at in enumerate(sorted(onsets.values()), start=1)}.values())
 
     @property
     def growth_text(self) -> str:

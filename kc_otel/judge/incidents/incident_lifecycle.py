@@ -85,7 +85,7 @@ def _refuted(incident: Incident, tick: Tick) -> Incident:
 
     What others measure refutes nothing while a recorder that reported during a breach has not been heard of since.
     """
-    on, pair = incident.on, incident.key[1:]
+    on, pair = incident.on, incident.pair
     over = {
         Cell(incident.contract, cell.clause, cell.slice, *pair)
         for cell in incident.cells
@@ -99,9 +99,9 @@ def _refuted(incident: Incident, tick: Tick) -> Incident:
     # What became of sequences that failed their checks shows in every cell of their slice; first data, in any's.
     of_input, of_any = any(cell.clause == INPUT_CLAUSE for cell in over), not any(pair)
     refuting: dict[Place, Verdict | None] = {
-        verdict.cell[1:3]: verdict
+        verdict.cell.place: verdict
         for verdict in selected(tick.verdicts, showing if of_input or of_any else (), over)
-        if (of_any or verdict.cell[-2:] == pair) and verdict.status in showing
+        if (of_any or verdict.cell.pair == pair) and verdict.status in showing
         if on != "fail" or verdict.status is Status.PASS or verdict.ended
     }
     if of_input and refuting:
@@ -210,8 +210,8 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
     broken_before = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
     broken: dict[Key, dict[Place, _Broken]] = {}
     for verdict in selected(tick.verdicts, _BREAKING_STATUSES):
-        cell, place = verdict.cell, verdict.cell[1:3]
-        key = (_BREAKING_STATUSES[verdict.status], *cell[3:])
+        cell, place = verdict.cell, verdict.cell.place
+        key = (_BREAKING_STATUSES[verdict.status], *cell.pair)
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, place) in broken_before)
         if verdict.status is Status.FAIL or (
@@ -219,12 +219,12 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
         ):
             broken.setdefault(key, {})[place] = verdict, tick.now, None
     for alert in firing:
-        mine, place = broken.setdefault((alert.on, *alert.cell[3:]), {}), alert.cell[1:3]
+        mine, place = broken.setdefault((alert.on, *alert.cell.pair), {}), alert.cell.place
         verdict, since, only = mine.get(place, (alert.verdict, tick.now, alert))
         mine[place] = verdict, min(alert.since, since), only
         if alert.cell.clause == INPUT_CLAUSE:
             for (pair, slice), reasons in tick.traffic.failing.items():
-                if pair == alert.cell[-2:] and slice != ALL:
+                if pair == alert.cell.pair and slice != ALL:
                     failed = input_verdict(alert.cell._replace(slice=slice), reasons, alert.verdict)
                     mine[INPUT_CLAUSE, slice] = failed, tick.now, None
     return broken
@@ -295,7 +295,7 @@ def _settled(incident: Incident, tick: Tick) -> Incident:
         key=lambda cell: (cell.until is not None, -cell.badness, cell.slice == ALL, cell.slice, cell.clause),
     )
     incident = replace(incident, cells=tuple(cells))
-    incident = replace(incident, run_ended=tick.traffic.ended(*incident.key[1:]))
+    incident = replace(incident, run_ended=tick.traffic.ended(*incident.pair))
     incident = replace(incident, gone=_gone(incident, tick))
     slices = {cell.slice for cell in incident.broken}
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
@@ -355,7 +355,7 @@ def _concerned(incident: Incident, slices: set[str], routed: set[str], tick: Tic
     They are all that is broken or unproven; once nothing is broken, what is routed, and without a route what a pin
     contained.
     """
-    pair, version = incident.key[1:], incident.kernel_inference
+    pair, version = incident.pair, incident.kernel_inference
     lasting = [cell for cell in incident.cells if not cell.over]
     unproven = {cell.slice for cell in lasting} - {ALL}
     of_all = (Cell(incident.contract, cell.clause, ALL, *pair) for cell in lasting if cell.slice == ALL)

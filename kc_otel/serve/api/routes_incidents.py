@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -104,9 +104,8 @@ def incident_routes(core: Core) -> APIRouter:
         """Return incidents, the most urgent first, each with its worst broken cells, or all cells if none is broken."""
         check_known(core, contract)
         found = [*core.incidents(contract), *core.kept_incidents.over(contract, since, limit)]
-        return IncidentList(
-            at=core.evaluated_at, incidents=incident_views(core, [row for row in found if state in {None, row.state}])
-        )
+        views = [_view(core, incident) for incident in found if state in {None, incident.state}]
+        return IncidentList(at=core.evaluated_at, incidents=views)
 
     @router.get("/{id}")
     async def incident(id: str) -> IncidentView:
@@ -114,8 +113,7 @@ def incident_routes(core: Core) -> APIRouter:
         found = core.incident(id)
         if found is None:
             raise HTTPException(404, f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
-        (view,) = incident_views(core, [found], whole=True)
-        return view
+        return _view(core, found, whole=True)
 
     @router.post("/{id}/diagnoses")
     async def diagnose(id: str, request: DiagnosisRequest) -> Diagnosis:
@@ -134,20 +132,11 @@ def incident_routes(core: Core) -> APIRouter:
     return router
 
 
-def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False) -> list[IncidentView]:
-    """Incidents in the API's shape; `whole` with every cell."""
-    undelivered = core.outbox.undelivered
-    return [
-        _view(
-            incident, actions_taken(incident, core.decisions, undelivered(incident.contract, incident.id)), whole=whole
-        )
-        for incident in found
-    ]
-
-
-def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) -> IncidentView:
+def _view(core: Core, incident: Incident, *, whole: bool = False) -> IncidentView:
+    """An incident in the API's shape; `whole` with every cell."""
     every = incident.cells if whole else incident.current
     cells = every if whole else every[:_MAX_CELLS]
+    undelivered = core.outbox.undelivered(incident.contract, incident.id)
     return IncidentView.of(
         incident,
         contained=incident.contained_at,
@@ -155,7 +144,7 @@ def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) ->
         grew=incident.growth_text,
         cells=list(cells),
         more=len(every) - len(cells),
-        actions=list(actions),
+        actions=list(actions_taken(incident, core.decisions, undelivered)),
     )
 
 
@@ -240,7 +229,7 @@ def _overview(core: Core, version: str) -> Overview:
         otlp_port=core.otlp_port,
         counts={name: dict(count) for name, count in counts.items()},
         no_traffic=dict(silent),
-        incidents=incident_views(core, lasting),
+        incidents=[_view(core, incident) for incident in lasting],
         missing=[row for name in core.contracts for row in core.evaluator.missing(name, core.seen_at)],
         in_force=[*_routes(core, lasting), *_by_people(core)],
     )

@@ -13,8 +13,7 @@ from kc_otel.judge.escalation.alerts import Alert, People, Silence
 from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
-from kc_otel.judge.incidents.incident_lifecycle import follow, with_roll_backs, with_word
-from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
+from kc_otel.judge.incidents.incident_lifecycle import follow, with_word
 from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
 from tests.tools.escalations import Escalating, advanced, tick_of
@@ -204,23 +203,47 @@ def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered():
         assert [incident.headline for incident in found] == ["No data for token-tv on code"] * (now > 0.0)
 
 
-def test_sequences_that_fail_no_more_are_told_as_past_while_the_alert_holds():
-    ladder = [{"on": on, "clear_for": "5m", "do": ["notify"]} for on in ("invalid-input", "no-data")]
-    evaluator = Evaluator(ladder)
-    evaluator.tick(0.0, verdict_of("NO_DATA"), invalid={"nan": 2})
-    for now in (10.0, 20.0):
-        found = {incident.on: incident.headline for incident in evaluator.tick(now, verdict_of("PASS"))}
-    assert found == {
-        "invalid-input": "Sequences failed the input checks", "no-data": "There were no data for token-tv on code",
-    }  # fmt: skip
+UNHEARD = replace(verdict_of("NO_DATA"), cell=verdict_of("NO_DATA").cell._replace(kernel_train="", kernel_inference=""))
+RUN_ENDED = verdict_of("NO_DATA", reason="the run ended: its last recorder shut down 70 s ago")
+FAILED = "1 sequence failed an input check and was not measured (1 nan_logprob). "
 
 
-def test_a_run_that_ended_in_order_is_not_called_no_data():
-    ended = {"reason": "the run ended: its last recorder shut down 70 s ago"}
+@pytest.mark.parametrize(
+    ("on", "first", "invalid", "state", "present", "past", "extent"),
+    [
+        ("no-data", verdict_of("NO_DATA"), None, "No data", "No data for token-tv on code",
+         "There were no data for token-tv on code", "NO_DATA because of the numbers"),
+        ("no-data", RUN_ENDED, None, "Ended", "The run ended: no data for token-tv on code since",
+         "There were no data for token-tv on code", "the run ended: its last recorder shut down 70 s ago"),
+        ("no-data", UNHEARD, None, "Waiting for first data", "No kernel has reported token-tv on code yet",
+         "No kernel had reported token-tv on code yet", "NO_DATA because of the numbers"),
+        ("inconclusive", verdict_of("INCONCLUSIVE"), None, "Undecided", "token-tv is undecided on code",
+         "token-tv was undecided on code", "0.004 on code against a limit of 0.004"),
+        ("invalid-input", verdict_of("PASS"), {"nan_logprob": 1}, "Invalid input", "Sequences fail the input checks",
+         "Sequences failed the input checks", FAILED),
+    ],
+)  # fmt: skip
+def test_each_kind_of_incident_is_told_in_its_own_words_and_as_past_while_its_alert_holds(
+    on, first, invalid, state, present, past, extent
+):
+    evaluator = Evaluator([{"on": on, "clear_for": "5m", "do": ["notify"]}])
+    (incident,) = evaluator.tick(0.0, first, invalid=invalid)
+    assert (incident.on, incident.state_text, incident.headline) == (on, state, present)
+    assert incident.extents[0][1].startswith(extent)
+    assert (incident.kernel_train, incident.kernel_inference) == first.cell.pair
+    (incident,) = evaluator.tick(10.0, verdict_of("PASS"))
+    assert incident.headline == past
+
+
+def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
+    evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
+    evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan_logprob": 1})
+    (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
+    said = "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
+    assert incident.extents[0][1].startswith(said)
     evaluator = Evaluator(QUIET)
-    (incident,) = evaluator.tick(0.0, verdict_of("NO_DATA", **ended))
-    assert (incident.state_text, incident.headline) == ("Ended", "The run ended: no data for token-tv on code since")
-    (incident,) = evaluator.tick(10.0, verdict_of("NO_DATA", **ended), verdict_of("NO_DATA", slice="prose"))
+    evaluator.tick(0.0, RUN_ENDED)
+    (incident,) = evaluator.tick(10.0, RUN_ENDED, verdict_of("NO_DATA", slice="prose"))
     assert (incident.state_text, incident.headline) == ("No data", "No data for token-tv on code and prose")
 
 
@@ -260,20 +283,11 @@ def ordered(evaluator: Evaluator, now: float, **seen: Any) -> Incident:
     return incident
 
 
-def test_an_order_that_nobody_has_taken_contains_nothing():
-    """Others are measured and this is not: its recorder may have died. An older table has not got the order."""
-    evaluator = Evaluator(ROUTING)
-    incident = ordered(evaluator, 0.0)
-    assert (incident.state, incident.ordered_at, incident.contained_at) == (IncidentState.BROKEN, 0.0, None)
-    assert incident.state_text == f"Broken; routing to the training kernel was ordered at 00:00 UTC, but {UNTAKEN}"
-    route = next(action for action in actions_taken(incident, evaluator.table) if action.kind == "route")
-    assert route.text == f"routing code to the training kernel was ordered, but {UNTAKEN}"
-
-
 def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_kernel():
     """Neither one of another service, which has the table, nor while others have not applied it."""
     evaluator = Evaluator(ROUTING)
-    ordered(evaluator, 0.0)
+    incident = ordered(evaluator, 0.0)
+    assert (incident.state, incident.ordered_at, incident.contained_at) == (IncidentState.BROKEN, 0.0, None)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
     assert ordered(evaluator, 100.0).state_text == f"{order} {UNTAKEN}"
     other = "1 of 2 routers has not applied it: b"
@@ -509,33 +523,6 @@ def test_the_wait_for_first_data_says_whether_they_came():
         assert incident.state is IncidentState.RESOLVED
 
 
-def test_a_route_below_a_pin_is_not_called_untaken():
-    evaluator = Evaluator(ROUTING)
-    evaluator.tick(0.0, fail("code"))
-    evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "all", "inference-kernel", "ada", "now", 5.0))
-    (incident,) = evaluator.tick(60.0, verdict_of("PASS"))
-    assert incident.state is IncidentState.BROKEN
-    assert incident.state_text == (
-        "No longer measured as broken: the breach is over, and the route ordered at 00:00 UTC remains, "
-        "but the pin of all traffic to the inference kernel by ada overrides it"
-    )
-
-
-def test_pins_decide_who_meets_a_broken_kernel_before_routes_do():
-    for ladder, kernel, expected in (
-        (ROUTING, "inference-kernel", IncidentState.BROKEN),
-        (QUIET, "train-kernel", IncidentState.CONTAINED),
-        (QUIET, "inference-kernel", IncidentState.BROKEN),
-    ):
-        evaluator = Evaluator(ladder)
-        evaluator.tick(0.0, fail("code"))
-        wanted = Pin(evaluator.contract.name, "all", kernel, "ada", "planned", 5.0)
-        evaluator.table = pin(evaluator.table, wanted)
-        evaluator.tick(10.0, fail("code"))
-        (incident,) = evaluator.tick(71.0, fail("code"))
-        assert incident.state is expected
-
-
 def test_what_was_done_says_whether_it_holds():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
@@ -578,14 +565,6 @@ def test_a_dry_run_says_what_it_would_do():
     ]  # fmt: skip
 
 
-def test_failed_input_checks_and_long_doubt_are_incidents_where_an_alert_fires_on_them():
-    ladder = [{"on": "invalid-input", "do": ["notify"]}, {"on": "inconclusive", "do": ["notify"]}]
-    found = Evaluator(ladder).tick(10.0, verdict_of("INCONCLUSIVE"), invalid={"nan": 2})
-    assert [(incident.on, incident.headline) for incident in found] == [
-        ("invalid-input", "Sequences fail the input checks"), ("inconclusive", "token-tv is undecided on code"),
-    ]  # fmt: skip
-
-
 def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved():
     for unheard, said in ((True, "Went away without proof of recovery"), (False, "Resolved")):
         evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
@@ -595,31 +574,6 @@ def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved():
         assert found[-1].state_text == said
 
 
-def test_invalid_input_that_only_went_away_ends_as_a_breach_does():
-    other, pair = verdict_of("PASS", inference="c" * 12), verdict_of("PASS").cell[-2:]
-    back = Promotion("policy-7b", "", pair[1], Position(Stage.FULL), 100.0, 0.0, Tally(), PromotionStatus.ROLLED_BACK)
-
-    def after(*verdicts: Verdict, ended: bool = False, closed: bool = False, rolled: bool = False) -> Incident:
-        evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
-        evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
-        for now in (60.0, 1e6):
-            (incident,) = evaluator.tick(now, other)
-            assert (incident.state, incident.resolved_at) == (IncidentState.UNPROVEN, None)
-        evaluator.traffic = replace(evaluator.traffic, ended=lambda *found: ended and found == pair)
-        evaluator.lasting = with_word(evaluator.lasting, "closed", {"message": "ada: replaced"}, 1e6) * closed or (
-            with_roll_backs(evaluator.lasting, [back]) if rolled else evaluator.lasting
-        )
-        evaluator.table = changed(evaluator.table, 100.0, canaries=[Canary("policy-7b", pair[1], 0.0, "", 100.0)])
-        (incident,) = evaluator.tick(1e6 + 60.0, *verdicts)
-        return incident
-
-    assert after(other).state is IncidentState.UNPROVEN
-    assert after(other, verdict_of("PASS")).state_text == "Resolved"
-    for how in ({"ended": True}, {"closed": True}, {"rolled": True}):
-        said = "Ended" if "ended" in how else "Closed without proof of recovery"
-        assert after(other, **how).state_text == said, how
-
-
 def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed():
     evaluator = Evaluator([*ROUTING, {"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
@@ -627,36 +581,6 @@ def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed(
     states = {incident.on: incident.state for incident in evaluator.tick(20.0, fail("code"))}
     assert states["invalid-input"] is IncidentState.RESOLVED
     assert states["fail"] is not IncidentState.RESOLVED
-
-
-def test_a_breach_whose_cells_are_gone_is_not_told_as_over():
-    evaluator = Evaluator(ROUTING)
-    evaluator.tick(10.0, fail("code"))
-    evaluator.tick(20.0, verdict_of("PASS", slice="code", inference="healthy"))
-    (incident,) = evaluator.tick(30.0, verdict_of("PASS", slice="code", inference="healthy"))
-    assert incident.broken == ()
-    assert incident.state_text.startswith("No longer measured as broken; routing to the training kernel was ordered")
-
-
-def test_what_nobody_measures_is_not_called_broken():
-    ladder = [{"on": "no-data", "do": ["notify"]}]
-    evaluator = Evaluator(ladder)
-    (incident,) = evaluator.tick(10.0, verdict_of("NO_DATA", inference=""))
-    assert (incident.state_text, incident.headline) == (
-        "Waiting for first data", "No kernel has reported token-tv on code yet",
-    )  # fmt: skip
-    (incident,) = evaluator.tick(20.0, verdict_of("PASS"))
-    assert incident.headline == "No kernel had reported token-tv on code yet"
-    (incident,) = Evaluator(ladder).tick(10.0, verdict_of("NO_DATA"))
-    assert incident.state_text == "No data"
-    evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
-    (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 1})
-    assert incident.state_text == "Invalid input"
-    assert incident.extents[0][1].startswith("1 sequence failed an input check and was not measured (1 nan_logprob). ")
-    (incident,) = evaluator.tick(20.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
-    assert (incident.kernel_train, incident.kernel_inference) == verdict_of("PASS").cell[-2:]
-    said = "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
-    assert incident.extents[0][1].startswith(said)
 
 
 def test_a_breach_is_told_as_it_was_and_then_as_it_is():
@@ -731,21 +655,37 @@ def test_a_limit_that_was_kept_before_a_second_breach_does_not_count_for_it():
     assert incident.state_text == "Resolved"
 
 
-def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route():
-    for slice, meets, part in (("long", ("code",), " in part"), ("long", (), None), ("code", (), "")):
-        evaluator = Evaluator(ROUTING)
-        evaluator.tick(0.0, fail("code"))
-        given = Pin(evaluator.contract.name, slice, "inference-kernel", "ada", "fine", 5.0, meets=meets)
-        evaluator.table = pin(evaluator.table, given)
-        (incident,) = evaluator.tick(71.0, fail("code"))
-        assert (incident.state is IncidentState.CONTAINED) == (part is None)
-        if part is None:
-            continue
-        said = f"but the pin of {slice} to the inference kernel by ada overrides it{part}"
-        assert incident.state_text == f"Broken; routing to the training kernel was ordered at 00:00 UTC, {said}"
-        assert "overrides it" in incident.unmet
-        assert any(f"unpin policy-7b --slice {slice}" in said for said in lifting_commands(incident, evaluator.table))
-        evaluator.table = lift(evaluator.table, "pin", evaluator.contract.name, None, 100.0)
+@pytest.mark.parametrize(
+    ("ladder", "slice", "kernel", "meets", "said"),
+    [
+        (ROUTING, "all", "inference-kernel", (), "the pin of all traffic to the inference kernel by ada overrides it"),
+        (ROUTING, "code", "inference-kernel", (), "the pin of code to the inference kernel by ada overrides it"),
+        (ROUTING, "long", "inference-kernel", ("code",),
+         "the pin of long to the inference kernel by ada overrides it in part"),
+        (ROUTING, "long", "inference-kernel", (), None),
+        (QUIET, "all", "train-kernel", (), None),
+        (QUIET, "all", "inference-kernel", (), ""),
+    ],
+)  # fmt: skip
+def test_pins_decide_who_meets_a_broken_kernel_before_routes_do(ladder, slice, kernel, meets, said):
+    """Also a pin of another slice that shares requests; and what is over is told beside the route below a pin."""
+    evaluator = Evaluator(ladder)
+    evaluator.tick(0.0, fail("code"))
+    evaluator.table = pin(evaluator.table, Pin("policy-7b", slice, kernel, "ada", "planned", 5.0, meets=meets))
+    evaluator.tick(10.0, fail("code"))
+    (incident,) = evaluator.tick(71.0, fail("code"))
+    assert incident.state is (IncidentState.CONTAINED if said is None else IncidentState.BROKEN)
+    if said:
+        order = "routing to the training kernel was ordered at 00:00 UTC"
+        assert incident.state_text == f"Broken; {order}, but {said}"
+        commands = lifting_commands(incident, evaluator.table)
+        assert any(f"unpin policy-7b --slice {slice}" in command for command in commands)
+        (gone,) = evaluator.tick(80.0, verdict_of("PASS", inference="c" * 12))
+        assert (gone.broken, gone.state_text) == ((), f"No longer measured as broken; {order}, but {said}")
+        (over,) = evaluator.tick(90.0, verdict_of("PASS"))
+        over_text = "No longer measured as broken: the breach is over, and the route ordered at 00:00 UTC remains"
+        assert (over.state, over.state_text) == (IncidentState.BROKEN, f"{over_text}, but {said}")
+        evaluator.table = lift(evaluator.table, "pin", "policy-7b", None, 100.0)
         assert [route.since for route in evaluator.table.routes] == [100.0]
 
 
