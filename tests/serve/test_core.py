@@ -86,7 +86,7 @@ def test_memory_and_disk_agree_where_a_commit_is_refused(make_core, open_file, d
     core, now, said = make_core(connection), time.time(), []
     core.tick(now)
     core.promotions.tell("policy", "inferB", "start", "ada", "", now)
-    core.announce = said.append
+    core.events.announce = said.append
 
     def memory() -> object:
         cells = [(verdict.cell, verdict.status, since) for verdict, since in core.history.cells()]
