@@ -81,8 +81,8 @@ class Core:
     """Everything that the evaluator process knows and decides. One thread; `now` is unix time in seconds.
 
     The core owns the transactions of `connection`, the state file. Contracts of `dry_run` are escalated without
-    consequences: their actions are only recorded. `external_url` is how a person reaches the API, for links; `worst` are
-    files of sequences that may be shown; `offline_problems` checks the offline stage's section of evidence that a
+    consequences: their actions are only recorded. `external_url` is how a person reaches the API, for links; `worst`
+    are files of sequences that may be shown; `offline_problems` checks the offline section of the evidence that a
     promotion is given.
     """
 
