@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,12 +49,11 @@ from kc_otel.judge.incidents.incident_lifecycle import by_urgency, with_diagnosi
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.plain_json import not_later
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
-from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.durable_sink import Inbox, TrafficRecording
-from kc_otel.serve.history import NOTIFYING, Announcement, CellHistory, EventLog
+from kc_otel.serve.history import NOTIFYING, CellHistory, EventLog
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.escalation_store import EscalationStore
@@ -67,8 +67,6 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 
-Announce = Callable[[Announcement], None]
-"""Told of something that changed."""
 _POLICY: Final = "escalation"
 """Stage of a tick that carries a contract's policy out."""
 _BETWEEN_TICKS: Final = 60.0
@@ -82,10 +80,10 @@ _NOT_TOLD_ACTIONS: Final = NOTIFYING | {"would-fire"}
 class Core:
     """Everything that the evaluator process knows and decides. One thread; `now` is unix time in seconds.
 
-    The core owns the transactions of `connection`, the state file. `announce` is told of every change, after it has
-    been written. Contracts of `dry_run` are escalated without consequences: their actions are only recorded.
-    `external_url` is how a person reaches the API, for links; `worst` are files of sequences that may be shown;
-    `offline_problems` checks the offline stage's section of evidence that a promotion is given.
+    The core owns the transactions of `connection`, the state file. Contracts of `dry_run` are escalated without
+    consequences: their actions are only recorded. `external_url` is how a person reaches the API, for links; `worst`
+    are files of sequences that may be shown; `offline_problems` checks the offline section of the evidence that a
+    promotion is given.
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class Core:
         *,
         external_url: str,
         now: float,
-        announce: Announce = lambda _announcement: None,
         dry_run: Collection[str] = (),
         timing: GroupTiming = AT_ONCE,
         worst: Iterable[Path] = (),
@@ -107,7 +104,6 @@ class Core:
         self.external_url = external_url
         self.otlp_port = 4318  # until it listens
         self.worst = tuple(worst)
-        self.announce = announce
         self.recording: TrafficRecording | None = None
         """Recording of arrivals and evaluations, for `kc-otel replay`."""
         self.shards: tuple[ShardSeen, ...] = ()
@@ -229,15 +225,13 @@ class Core:
         if now < self.evaluator.judged_at:
             self._set_back(now, self.evaluator.judged_at + _BETWEEN_TICKS)
         evaluations = self.evaluator.evaluate(now)
-        announcements: list[Announcement] = []
         with unit_of_work(self.connection) as unit:
             state = self.escalation
             for name, evaluation in evaluations.items():
                 with self._alone(name, "history", "its verdicts", unit):
-                    announcements += self._write_verdicts(evaluation, name, now, unit)
+                    self._write_verdicts(evaluation, name, now, unit)
                 with self._alone(name, _POLICY, "its policy", unit):
-                    state, policy_news = self._escalated(state, evaluation, name, now, unit)
-                    announcements += policy_news
+                    state = self._escalated(state, evaluation, name, now, unit)
             self._evaluator_store.save(
                 self.evaluator, unit, lambda name: self._alone(name, "saving", "its state", unit)
             )
@@ -247,10 +241,9 @@ class Core:
             self._evaluator_store.values.save("merged", merged)
 
             def adopt() -> None:
-                self.evaluated_at, self.settled = now, merged
+                self.escalation, self.evaluated_at, self.settled = state, now, merged
 
             unit.on_commit(adopt)
-            self._adopt(state, announcements, unit)
         self.causes = {cell: cause for evaluation in evaluations.values() for cell, cause in evaluation.causes.items()}
         if self.recording is not None:
             self.recording.evaluated(now)
@@ -261,7 +254,7 @@ class Core:
         with unit_of_work(self.connection) as unit:
             self._store.save(self.escalation, state)
             self.promotions.set_back(now, ahead, unit)
-            self._adopt(state, (), unit)
+            unit.on_commit(lambda: setattr(self, "escalation", state))
             unit.on_commit(lambda: self.listeners.set_back(now, ahead))
 
     def fails(self, contract: str) -> bool:
@@ -281,35 +274,25 @@ class Core:
             errors[where] = error
         self.evaluator.faults.report(contract, stage, errors)
 
-    def _write_verdicts(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
-        """Write a contract's verdicts; return the announcements. A cell that nobody has ever reported to is no news."""
-        return [
-            self.events.changed(verdict, before, self._names(name), now)
-            for verdict, before in self.history.write(name, evaluation, unit)
-            if before is not None or verdict.status is not Status.NO_DATA
-        ]
+    def _write_verdicts(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> None:
+        """Write a contract's verdicts. A cell that nobody has ever reported to is no news."""
+        for verdict, before in self.history.write(name, evaluation, unit):
+            if before is not None or verdict.status is not Status.NO_DATA:
+                self.events.changed(verdict, before, self._names(name), now, unit)
 
     def _escalated(
         self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork
-    ) -> tuple[EscalationState, list[Announcement]]:
-        """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
+    ) -> EscalationState:
+        """Carry out what a contract's verdicts lead to. Returns what holds from now on."""
         contract = self.contracts[name]
-        moved: list[Announcement] = []
-
-        def promote(
-            decisions: DecisionTable, incidents: Sequence[Incident]
-        ) -> tuple[DecisionTable, Sequence[Promotion]]:
-            decisions, news, rolled = self.promotions.write(decisions, name, evaluation, incidents, now, unit)
-            moved.extend(news)
-            return decisions, rolled
-
         step = escalate(
             contract, before, evaluation, dry_run=name in self.dry_run, timing=self._timing,
-            traffic=traffic_seen(self, name, before, now), promote=promote,
+            traffic=traffic_seen(self, name, before, now),
+            promote=partial(self.promotions.write, name, evaluation, now, unit),
         )  # fmt: skip
         self._owe(name, step.state.incidents.get(name, ()))
-        announcements = self._write(contract, before, step, now)
-        return step.state, announcements + moved
+        self._write(contract, before, step, now, unit)
+        return step.state
 
     def _owe(self, name: str, incidents: Iterable[Incident]) -> None:
         """Have the recorders that measure what is broken show, each for itself, when it is over."""
@@ -356,8 +339,9 @@ class Core:
         )
         with unit_of_work(self.connection) as unit:
             self._store.save(before, after)
-            announcements = [self.events.record(contract, kind, data, now) for kind, data in words.items()]
-            self._adopt(after, announcements, unit)
+            for kind, data in words.items():
+                self.events.record(contract, kind, data, now, unit)
+            unit.on_commit(lambda: setattr(self, "escalation", after))
 
     def diagnose(self, incident: Incident, diagnosis: Diagnosis, evidence: str, now: float) -> None:
         """Attach a diagnosis to an incident, open or over; its evidence is JSON, whose SHA-256 is in it."""
@@ -369,44 +353,29 @@ class Core:
         data = {"incident": incident.id, "slice": diagnosis.slice, "by": diagnosis.by, "message": message}
         with unit_of_work(self.connection) as unit:
             self.kept_incidents.diagnosed(after, diagnosis.evidence, evidence)
-            announcement = self.events.record(incident.contract, diagnosis.kind, data, now)
-            self._adopt(state, [announcement], unit)
+            self.events.record(incident.contract, diagnosis.kind, data, now, unit)
+            unit.on_commit(lambda: setattr(self, "escalation", state))
 
     def firing(self, contract: str | None = None) -> list[Alert]:
         """Alerts that fire; of one contract, or of all for None."""
         return [alert for name, state in self.policies.items() if contract in {None, name} for alert in state.firing]
 
-    def _adopt(self, state: EscalationState, announcements: Iterable[Announcement], unit: UnitOfWork) -> None:
-        """Put a state in force, and tell of it, once it is written."""
-
-        def adopt() -> None:
-            self.escalation = state
-            self.announce_all(announcements)
-
-        unit.on_commit(adopt)
-
-    def announce_all(self, announcements: Iterable[Announcement]) -> None:
-        """Announce the committed changes."""
-        for announcement in announcements:
-            _log.info("%s", announcement.message, extra={"attributes": announcement.attributes})
-            self.announce(announcement)
-
     def _write(
-        self, contract: Contract, before: EscalationState, escalation: Escalation, now: float
-    ) -> list[Announcement]:
-        """Write an evaluation: its state, events and webhooks. Returns what is to be announced."""
+        self, contract: Contract, before: EscalationState, escalation: Escalation, now: float, unit: UnitOfWork
+    ) -> None:
+        """Write an evaluation: its state, events and webhooks."""
         self._store.save(before, escalation.state)
         self.kept_incidents.close(escalation.resolved)
         people = escalation.state.people
         names = self._names(contract.name)
         lasting = escalation.state.incidents[contract.name]
         incidents = {incident.key: incident for incident in (*escalation.resolved, *lasting)}
-        announcements: list[Announcement] = []
         for edge in escalation.edges:
             silenced = [silence.id for silence in people.silencing(edge.cell, now)]
-            dry_run = contract.name in self.dry_run
-            news = self.events.transition(edge, names, incidents.get(edge.incident), dry_run=dry_run, silenced=silenced)
-            announcements += [] if silenced else [news]
+            self.events.transition(
+                edge, names, incidents.get(edge.incident), dry_run=contract.name in self.dry_run, silenced=silenced,
+                unit=unit,
+            )  # fmt: skip
         for silence in escalation.ended_silences:
             self.events.record(silence.contract, "unsilenced", ended_silence(silence), now)
         for pin in escalation.ended_pins:
@@ -416,8 +385,7 @@ class Core:
         for alert in escalation.state.policies[contract.name].firing:
             reason = escalation.told_again.get(alert.fingerprint)
             if reason is not None and any(action.kind in NOTIFYING for action in alert.actions):
-                announcements.append(self.events.repeated(alert, reason, names, now))
-        return announcements
+                self.events.repeated(alert, reason, names, now, unit)
 
     def _enqueue(
         self, contract: Contract, messages: Sequence[IncidentMessage], decisions: DecisionTable, now: float

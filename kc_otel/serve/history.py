@@ -13,11 +13,13 @@ evaluations show it; everything else is a `kc.transition`. Source: semantic-conv
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +32,7 @@ from kc_otel.judge.recorders import pair_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.store.state_file import UnitOfWork
 
+_log: Final = logging.getLogger(__name__)
 KEPT_STEPS: Final = 480
 _STEPS_PER_WINDOW: Final = 20
 _MIN_STEP_SECONDS: Final = 5.0
@@ -256,26 +259,41 @@ class Event:
 
 
 class EventLog:
-    """The last `max_events` events."""
+    """The last `max_events` events. With a unit of work, an event is announced once that is committed."""
 
     def __init__(self, connection: sqlite3.Connection, *, max_events: int = 100_000) -> None:
+        self.announce: Callable[[Announcement], object] = lambda _: None
+        """Told of every announcement, beside the log."""
         self._connection = connection
         self._max_events = max_events
         for statement in _TABLES:
             connection.execute(statement)
 
     def record(
-        self, contract: str, kind: str, data: Mapping[str, Any], at: float, severity: str = "info"
-    ) -> Announcement:
-        """Write an event of a contract, whose sentence is `message`, and return its announcement."""
+        self,
+        contract: str,
+        kind: str,
+        data: Mapping[str, Any],
+        at: float,
+        unit: UnitOfWork | None = None,
+        announcement: Announcement | None = None,
+    ) -> None:
+        """Write an event of a contract, whose sentence is `message`."""
         cursor = self._connection.execute(
             "INSERT INTO events (at, contract, kind, data) VALUES (?, ?, ?, ?)", (at, contract, kind, to_json(data))
         )
         assert cursor.lastrowid is not None  # an INSERT has just run on this cursor
         self._connection.execute("DELETE FROM events WHERE id <= ?", (cursor.lastrowid - self._max_events,))
-        version = data.get("kernel_inference")
-        attributes = {"kc.contract": contract} | ({"kc.kernel.inference": version} if version else {})
-        return Announcement(severity, f"{contract}: {data.get('message', '')}", attributes)
+        if unit is not None:
+            told = announcement or Announcement("info", f"{contract}: {data['message']}", {"kc.contract": contract})
+            unit.on_commit(partial(self._announce, told))
+
+    def _announce(self, announcement: Announcement) -> None:
+        _log.info("%s", announcement.message, extra={"attributes": announcement.attributes})
+        try:
+            self.announce(announcement)
+        except Exception:  # noqa: BLE001 - what was written holds, whoever is told of it
+            _log.exception("an event could not be exported")
 
     def transition(
         self,
@@ -285,7 +303,8 @@ class EventLog:
         *,
         dry_run: bool = False,
         silenced: Collection[str] = (),
-    ) -> Announcement:
+        unit: UnitOfWork | None = None,
+    ) -> None:
         """Write that an alert fires, or has resolved; `silenced` are the ids of the silences that mute it."""
         fires = edge.fires
         kind, message, severity = edge.phase.value, summary(edge, names, incident), edge.severity if fires else "info"
@@ -306,10 +325,10 @@ class EventLog:
             "fingerprint": edge.fingerprint,
             "verdict": edge.verdict,
         }
-        self.record(edge.cell.contract, kind, data, edge.at)
-        return Announcement(severity, message, {**_attributes(edge.verdict), "kc.severity": edge.severity})
+        announcement = Announcement(severity, message, {**_attributes(edge.verdict), "kc.severity": edge.severity})
+        self.record(edge.cell.contract, kind, data, edge.at, None if silenced else unit, announcement)
 
-    def repeated(self, alert: Alert, reason: MessageReason, names: Names, now: float) -> Announcement:
+    def repeated(self, alert: Alert, reason: MessageReason, names: Names, now: float, unit: UnitOfWork) -> None:
         """Write that an alert which fires still is said again."""
         why = "a reminder" if reason is MessageReason.REMINDER else "a silence has ended"
         data = {
@@ -318,16 +337,15 @@ class EventLog:
             "actions": [action.written for action in alert.actions if action.kind in NOTIFYING],
             "message": f"{summary(alert, names)} still: {why}",
         }
-        self.record(alert.cell.contract, reason.value, data, now)
-        return Announcement(alert.severity, data["message"], _attributes(alert.verdict))
+        announcement = Announcement(alert.severity, data["message"], _attributes(alert.verdict))
+        self.record(alert.cell.contract, reason.value, data, now, unit, announcement)
 
-    def changed(self, verdict: Verdict, was: Status | None, names: Names, now: float) -> Announcement:
+    def changed(self, verdict: Verdict, was: Status | None, names: Names, now: float, unit: UnitOfWork) -> None:
         """Write that a cell has another status."""
         cell, status, before = verdict.cell, verdict.status.value, was.value if was else None
         of = pair_name(names, cell.kernel_train, cell.kernel_inference)
         message = f"{cell.clause} on {cell.slice}{of}: {before or 'new'} -> {status}: {verdict.reason}"
         data = {**_cell_fields(cell), "status": status, "before": before, "message": message}
-        self.record(cell.contract, "verdict", data, now)
         attributes = {
             **_attributes(verdict),
             "gen_ai.evaluation.name": cell.clause,
@@ -337,7 +355,8 @@ class EventLog:
         if math.isfinite(verdict.estimate):
             attributes["gen_ai.evaluation.score.value"] = verdict.estimate
         severity = "warning" if verdict.status is Status.FAIL else "info"
-        return Announcement(severity, message, attributes, "gen_ai.evaluation.result")
+        announcement = Announcement(severity, message, attributes, "gen_ai.evaluation.result")
+        self.record(cell.contract, "verdict", data, now, unit, announcement)
 
     def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
         """The last events, oldest first; of one contract or all. Verdicts change often and would push actions out."""

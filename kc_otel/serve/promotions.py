@@ -114,23 +114,22 @@ class Promotions:
 
     def write(
         self,
-        decisions: DecisionTable,
         name: str,
         evaluation: Evaluation,
-        incidents: Iterable[Incident],
         now: float,
         unit: UnitOfWork,
-    ) -> tuple[DecisionTable, list[Announcement], list[Promotion]]:
+        decisions: DecisionTable,
+        incidents: Sequence[Incident],
+    ) -> tuple[DecisionTable, list[Promotion]]:
         """Step every promotion of a contract with an evaluation.
 
-        Returns the decision table with each version's share, announcements, and the versions that are rolled back.
+        Returns the decision table with each version's share, and the versions that are rolled back.
         """
         known = {key: promotion for key, promotion in self._known.items() if key[0] == name}
         unit.on_commit(lambda: self._adopt(known, name, evaluation))
         if name in self._dry_run:
-            return decisions, [], []
-        contract, judge, incidents = self._contracts[name], self._evaluator, list(incidents)
-        said: list[Announcement] = []
+            return decisions, []
+        contract, judge = self._contracts[name], self._evaluator
         for key in sorted(known):
             before = known[key]
             moved: Moved = before, None
@@ -142,7 +141,7 @@ class Promotions:
                 holds = reasons_to_wait(contract, before, decisions, *reports)
                 moved = machine.advance(self._under(contract, before), contract, evaluation, holds)
             for step in (machine.lapsed(before, contract, now), moved):
-                said += self._step(known, contract, step, evaluation, now)
+                self._step(known, contract, step, evaluation, now, unit)
         canaries = [canary for canary in decisions.canaries if canary.contract != name]
         canaries += [
             Canary(name, promotion.version, share, promotion.reason, promotion.entered)
@@ -152,7 +151,7 @@ class Promotions:
         promoted = [entry for entry in decisions.promoted if entry.contract != name]
         promoted += [Promoted(name, of.version, of.entered) for of in known.values() if of.full]
         rolled = [promotion for promotion in known.values() if promotion.status is PromotionStatus.ROLLED_BACK]
-        return changed(decisions, now, canaries=canaries, promoted=promoted), said, rolled
+        return changed(decisions, now, canaries=canaries, promoted=promoted), rolled
 
     def set_back(self, now: float, ahead: float, unit: UnitOfWork) -> None:
         """The clock was set back: no step was later than now."""
@@ -165,7 +164,7 @@ class Promotions:
     def tell(
         self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
         evidence: Mapping[str, Any] | None = None, start: bool = False,
-    ) -> list[Announcement]:  # fmt: skip
+    ) -> None:  # fmt: skip
         """A person, or their program, decides: start, evidence, approve, hold, resume, force, rollback.
 
         `stage` is approved or forced; `evidence` is the record that `kc-otel gate run ... --evidence` wrote. With
@@ -182,7 +181,8 @@ class Promotions:
         if order != "evidence" and (contract, version) not in self._known:
             self._seen(contract, version)
         if order == "start":
-            return self._put(found, [self._begun(contract, version, by, now)], now, None)
+            self._put(found, [self._begun(contract, version, by, now)], now, None)
+            return
         begun: list[Moved] = []
         if start and (contract, version) not in self._known:
             begun = [self._begun(contract, version, by, now, alone=order != "rollback")]
@@ -197,7 +197,7 @@ class Promotions:
             moved = machine.ordered(before, found, order, by, why, self.latest(contract), now, stage)
         if order == "rollback":
             begun = []  # it was not on its way: no start is written
-        return self._put(found, [*begun, moved], now, evidence)
+        self._put(found, [*begun, moved], now, evidence)
 
     def _seen(self, contract: str, version: str) -> None:
         """Raise a LookupError if inference kernels have reported, and none by this name."""
@@ -220,13 +220,13 @@ class Promotions:
 
     def _put(
         self, contract: Contract, moved: Sequence[Moved], now: float, handed_over: Mapping[str, Any] | None
-    ) -> list[Announcement]:
+    ) -> None:
         """Write moves, each after the one before, and the offline gate's record that a person hands over."""
-        known, said = dict(self._known), list[Announcement]()
+        known = dict(self._known)
         with unit_of_work(self._connection) as unit:
             for step in moved:
                 if step[0] != known.get((contract.name, step[0].version)):
-                    said += self._step(known, contract, step, self.latest(contract.name), now, handed_over)
+                    self._step(known, contract, step, self.latest(contract.name), now, unit, handed_over)
             over = [
                 key for key, of in known.items() if key[0] == contract.name and of.status is not PromotionStatus.RUNNING
             ]
@@ -234,12 +234,11 @@ class Promotions:
                 self._values.write(contract.name, _KIND, {key[1]: None})
                 del known[key]
             unit.on_commit(lambda: setattr(self, "_known", known))
-        return said
 
     def _step(
         self, known: dict[Key, Promotion], contract: Contract, moved: Moved, evaluation: Evaluation, now: float,
-        handed_over: Mapping[str, Any] | None = None,
-    ) -> list[Announcement]:  # fmt: skip
+        unit: UnitOfWork, handed_over: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Write what became of a version, with event and evidence of its move.
 
         A version that became full replaces the one before; once it is rolled back, that one is full again.
@@ -251,7 +250,7 @@ class Promotions:
             known[key] = after
             self._save(after)
         if move is None:
-            return []
+            return
         kept = None
         if move.kind is MoveKind.EVIDENCE and handed_over is not None:
             kept = self._keep(before, "offline gate", handed_over, now)
@@ -265,17 +264,19 @@ class Promotions:
             "message": move.message, "from": str(move.before), "to": str(move.after), "share": move.after.share,
             "evidence": kept, "missing": list(move.decision.missing),
         }  # fmt: skip
-        said = [self._events.record(contract.name, "promotion", data, now, _SEVERITY.get(move.kind, "info"))]
+        attributes = {"kc.contract": contract.name, "kc.kernel.inference": before.version}
+        severity = _SEVERITY.get(move.kind, "info")
+        announcement = Announcement(severity, f"{contract.name}: {move.message}", attributes)
+        self._events.record(contract.name, "promotion", data, now, unit, announcement)
         if move.kind is MoveKind.ROLLBACK and before.full:
             replaced = [of for of in known.values() if of.contract == contract.name and of.replaced]
             for other in sorted(replaced, key=lambda promotion: promotion.entered)[-1:]:
-                said += self._step(known, contract, machine.restored(other, before.version, now), evaluation, now)
+                self._step(known, contract, machine.restored(other, before.version, now), evaluation, now, unit)
         if after.full:
             for other_key, other in sorted(known.items()):
                 if other.contract == contract.name and other.full and other_key != key:
                     gone = machine.replaced(other, before.version, now)
-                    said += self._step(known, contract, gone, Evaluation(now), now)
-        return said
+                    self._step(known, contract, gone, Evaluation(now), now, unit)
 
     def _under(self, contract: Contract, promotion: Promotion) -> Promotion:
         """The promotion, which says what of its evidence was made under another contract, once that has changed."""

@@ -171,7 +171,7 @@ async def _serve(
 
         speaker = TelemetryExporter(self_metrics())
         stack.callback(speaker.shutdown)
-        core.announce = speaker.transition
+        core.events.announce = speaker.transition
 
         def ticked() -> None:
             for renewable in (access, tls):

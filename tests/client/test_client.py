@@ -150,20 +150,6 @@ def test_a_version_whose_promotion_nobody_has_started_gives_way(contract):
     assert full.choose_version("policy-7b", [], versions) == "candidate"
 
 
-def test_directives_are_read_by_contract(contract, make_transition):
-    asked = make_transition(do=("sample-more", "locate", "hold-promotion", "halt", "quarantine-rollouts"))
-    router = Router.from_table(apply(DecisionTable(), [asked], contract, 1))
-    assert router.sampling("policy-7b", 0.05) == 1.0
-    assert router.held("policy-7b") == "0.008 is above 0.004"
-    assert router.halted("policy-7b") == (
-        f"0.008 is above 0.004, of {asked.cell.kernel_inference} since {moment(asked.started_at)}; once it is mended "
-        "or stopped, `kc-otel alerts ack policy-7b --close --why ...` lifts the halt"
-    )
-    assert router.quarantined("policy-7b") == router.to_locate("policy-7b") == {"code": "0.008 is above 0.004"}
-    assert (router.sampling("other", 0.05), router.halted("other"), router.held("other")) == (0.05, None, None)
-    assert router.quarantined("other") == {}
-
-
 def test_the_reason_for_a_slice_is_the_first_alerts(contract, make_transition):
     table = apply(DecisionTable(), [make_transition(do=("locate",))], contract, 1)
     (first,) = table.directives
@@ -175,13 +161,17 @@ def test_directives_about_another_version_are_ignored(contract, make_transition)
     """A run that was started with another kernel goes on; one that does not know its version obeys all."""
     asked = make_transition(do=("sample-more", "locate", "hold-promotion", "halt", "quarantine-rollouts"))
     router = Router.from_table(apply(DecisionTable(), [asked], contract, 1))
+    lifted = "once it is mended or stopped, `kc-otel alerts ack policy-7b --close --why ...` lifts the halt"
+    halted = f"0.008 is above 0.004, of {asked.cell.kernel_inference} since {moment(asked.started_at)}; {lifted}"
     for version in (None, asked.cell.kernel_inference):
         assert router.sampling("policy-7b", 0.05, version) == 1.0
-        assert all((router.halted("policy-7b", version), router.held("policy-7b", version)))
-        assert router.quarantined("policy-7b", version) == router.to_locate("policy-7b", version) != {}
-    assert router.sampling("policy-7b", 0.05, "fixed") == 0.05
-    assert router.halted("policy-7b", "fixed") is router.held("policy-7b", "fixed") is None
-    assert router.quarantined("policy-7b", "fixed") == router.to_locate("policy-7b", "fixed") == {}
+        assert (router.halted("policy-7b", version), router.held("policy-7b", version)) == (halted, halted[:20])
+        quarantined = router.quarantined("policy-7b", version)
+        assert quarantined == router.to_locate("policy-7b", version) == {"code": "0.008 is above 0.004"}
+    for about in (("policy-7b", "fixed"), ("other", None)):
+        assert router.sampling(about[0], 0.05, about[1]) == 0.05
+        assert router.halted(*about) is router.held(*about) is None
+        assert router.quarantined(*about) == router.to_locate(*about) == {}
 
 
 def test_change_arrives_by_long_poll(evaluator, contract, routed):

@@ -86,7 +86,7 @@ def test_memory_and_disk_agree_where_a_commit_is_refused(make_core, open_file, d
     core, now, said = make_core(connection), time.time(), []
     core.tick(now)
     core.promotions.tell("policy", "inferB", "start", "ada", "", now)
-    core.announce = said.append
+    core.events.announce = said.append
 
     def memory() -> object:
         cells = [(verdict.cell, verdict.status, since) for verdict, since in core.history.cells()]
@@ -138,6 +138,8 @@ def test_what_a_person_has_to_end_returns_with_its_contract(make_core, open_file
     people_orders.pin(core, "policy", "code", "train-kernel", None, "ada", "it breaks", now)
     people_orders.silence(core, "policy", None, "code", now + 1e6, "ada", "known", now)
     ordered = core.decisions.routes, core.decisions.pins, core.people.silences
+    people_orders.pin(core, "policy", "all", "train-kernel", now + 60.0, "ada", "it ends while it is away", now)
+    people_orders.silence(core, "policy", None, "all", now + 60.0, "ada", "it ends while it is away", now)
     other = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"name": "other"})})
     for _ in range(2):
         connection.close()
@@ -146,38 +148,19 @@ def test_what_a_person_has_to_end_returns_with_its_contract(make_core, open_file
         assert (core.decisions.routes, core.decisions.pins, core.people.silences) == ((), (), ())
         core.tick(now)
     connection.close()
-    again = make_core(open_file(path), now)
+    again = make_core(open_file(path), now + 90.0)
     assert (again.decisions.routes, again.decisions.pins, again.people.silences) == ordered
-    orders = (
-        "the route of all traffic, the route of code, the pin of code and the silence of every clause on slice code"
-    )
+    routes, silence = "the route of all traffic, the route of code", "the silence of every clause on "
+    orders = f"{routes}, the pin of code and {silence}slice code"
+    more = f"{routes}, the pin of all traffic, the pin of code, {silence}slice code and {silence}slice all"
     said = [event.message for event in again.events.newest("policy", 100) if event.kind == "served"]
     assert said == [
-        f"the contract is not served any more: until it is, {orders} are out of force",
+        f"the contract is not served any more: until it is, {more} are out of force",
         f"the contract is served again: {orders} are in force again",
     ]
     assert [record.message for record in caplog.records if "served" in record.message] == [
         f"policy: {text}" for text in said
     ]
-
-
-def test_a_pin_and_a_silence_that_ended_while_their_contract_was_not_served_do_not_return(
-    make_core, open_file, tmp_path, contract
-):
-    path, now = tmp_path / "state.sqlite", time.time()
-    connection = open_file(path)
-    core = make_core(connection, now)
-    people_orders.pin(core, "policy", "code", "train-kernel", now + 60.0, "ada", "it breaks", now)
-    people_orders.silence(core, "policy", None, "code", now + 60.0, "ada", "known", now)
-    connection.close()
-    other = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"name": "other"})})
-    connection = open_file(path)
-    Core([other], connection, external_url="", now=now)
-    connection.close()
-    again = make_core(open_file(path), now + 90.0)
-    assert (again.decisions.pins, again.people.silences) == ((), ())
-    said = [event.message for event in again.events.newest("policy", 100) if event.kind == "served"]
-    assert [message for message in said if "in force again" in message] == []
 
 
 def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(make_core, open_file, drift, tmp_path, contract):

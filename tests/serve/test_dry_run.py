@@ -30,7 +30,7 @@ def kinds(core: Core) -> list[str]:
 def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., Core], drift: Callable) -> None:
     """No webhook, route or directive; events, an announcement, alerts and the overview tell what would be."""
     core, said = start(), []
-    core.announce = lambda announcement: said.append((announcement.severity, announcement.message))
+    core.events.announce = lambda announcement: said.append((announcement.severity, announcement.message))
     core.metrics(drift(0.3))
     core.tick(time.time())
     assert core.outbox.messages() == ()

@@ -69,7 +69,7 @@ def test_a_silence_mutes_people_and_nothing_else(client, failing):
     said: list[str] = []
     now = time.time()
     made = client.post("/api/v1/silences", json={"contract": "policy", "until": now + 100, **SIGNED}).json()
-    failing.announce = lambda announcement: said.append(announcement.message)
+    failing.events.announce = lambda announcement: said.append(announcement.message)
     failing.tick(now)
     assert failing.outbox.messages() == ()
     assert not [message for message in said if "broken" in message]

@@ -117,7 +117,7 @@ def test_traffic_follows_the_place(driven):
 
 def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven):
     told, said = driven.core.promotions, []
-    driven.core.announce = said.append
+    driven.core.events.announce = said.append
     told.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(61, v2="PASS")
     version = driven.core.decisions.version

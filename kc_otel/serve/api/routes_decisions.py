@@ -419,8 +419,7 @@ def promotion_routes(core: Core) -> APIRouter:
     async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
         """Start, hold, resume, force, approve or roll back a version."""
         async with ordered(core):
-            said = core.promotions.tell(contract, kernel, now=time.time(), **request.model_dump())
-        core.announce_all(said)
+            core.promotions.tell(contract, kernel, now=time.time(), **request.model_dump())
         return _promotion(core, core.promotions.of(contract, kernel))
 
     @router.get("/{contract}/{kernel}/evidence")

@@ -134,27 +134,22 @@ class Dispatcher:
 
     async def _attempt(self, lane: tuple[str, str], endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         try:
-            await self._deliver(endpoint, message)
+            async with self._turn():
+                begun = self._outbox.begin(message.id)
+            if begun:
+                status, asked, error, arrived = await self._post(endpoint, message)
+                arrived = arrived or message.arrived
+                async with self._turn():
+                    state = self._outbox.answered(message.id, self._clock(), status, error, asked, arrived=arrived)
+                self.attempts[endpoint.name, state.value] += 1
+                if state is not DeliveryState.DELIVERED:
+                    _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
         except (StateError, sqlite3.OperationalError) as error:
             _log.warning("webhook %s will be sent again, the outbox cannot be written: %s", message.id, error)
         else:
             self._wake.set()  # the lane's next message may be due
         finally:
             self._lanes.pop(lane, None)
-
-    async def _deliver(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
-        async with self._turn():
-            begun = self._outbox.begin(message.id)
-        if not begun:
-            return
-        status, retry_after, error, arrived = await self._post(endpoint, message)
-        async with self._turn():
-            state = self._outbox.answered(
-                message.id, self._clock(), status, error, retry_after, arrived=arrived or message.arrived
-            )
-        self.attempts[endpoint.name, state.value] += 1
-        if state is not DeliveryState.DELIVERED:
-            _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
 
     async def _post(
         self, endpoint: WebhookEndpoint, message: WebhookMessage
@@ -163,14 +158,20 @@ class Dispatcher:
 
         What went wrong is empty for nothing.
         """
-        now = self._clock()
         client = self._clients.get(endpoint.name)
         if client is None:
             client = self._clients[endpoint.name] = self._client_factory()
         try:
-            headers, body = endpoint.request(message.body, message.id, now)
+            signed, body = endpoint.request(message.body, message.id, self._clock())
             async with asyncio.timeout(self._timeout):
-                status, asked = await _send(client, endpoint, headers, body)
+                address = (endpoint.url, {}, {}) if endpoint.allow_private else await pinned(endpoint.url)
+                url, headers, extensions = address
+                headers |= {"content-type": "application/json", "user-agent": "kc-otel", **signed}
+                if endpoint.authorization:
+                    headers["authorization"] = endpoint.authorization
+                # The answer's body is never read: an endless one must not hold the lane.
+                async with client.stream("POST", url, content=body, headers=headers, extensions=extensions) as answer:
+                    status, asked = answer.status_code, answer.headers.get("retry-after", "")
         except TimeoutError:
             return None, None, f"no answer within {self._timeout:g} s", True
         except AddressError as error:
@@ -180,21 +181,8 @@ class Dispatcher:
             arrived = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             return None, None, f"{type(error).__name__}: {said}" if said else type(error).__name__, arrived
         accepted = 200 <= status < 300
-        seconds = float(asked[:9]) if asked and asked.isascii() and asked.isdigit() else None
+        seconds = float(asked[:9]) if asked.isascii() and asked.isdigit() else None
         return status, seconds, "" if accepted else f"HTTP {status}", accepted
-
-
-async def _send(
-    client: httpx.AsyncClient, endpoint: WebhookEndpoint, signed: Mapping[str, str], body: bytes
-) -> tuple[int, str | None]:
-    """Send one request; return the answer's status and `Retry-After`."""
-    url, headers, extensions = (endpoint.url, {}, {}) if endpoint.allow_private else await pinned(endpoint.url)
-    headers |= {"content-type": "application/json", "user-agent": "kc-otel", **signed}
-    if endpoint.authorization:
-        headers["authorization"] = endpoint.authorization
-    # The answer's body is never read: an endless one must not hold the lane.
-    async with client.stream("POST", url, content=body, headers=headers, extensions=extensions) as answer:
-        return answer.status_code, answer.headers.get("retry-after")
 
 
 class AddressError(Exception):

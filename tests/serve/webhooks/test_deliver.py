@@ -156,21 +156,6 @@ def test_locked_database_is_survived(outbox, connection, receiver, caplog):
     assert first[1]["webhook-id"] == second[1]["webhook-id"]
 
 
-def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
-    known = endpoints(receiver, "pager", "chat")
-    for path in known:
-        outbox.answered(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, 410, "HTTP 410")
-    Dispatcher(outbox, known).configure(known | {"pager": replace(known["pager"], authorization="Bearer new")})
-    assert [status.endpoint for status in outbox.status() if status.disabled] == ["chat"]
-
-
-def test_an_attempt_is_noted_before_it_is_made(outbox, receiver):
-    first, made = outbox.enqueue("pager", "policy-7b", b"{}", AT), []
-    outbox.begin = lambda message: made.append((message, len(receiver.requests))) is None
-    dispatched(outbox, endpoints(receiver, "pager"))
-    assert (made, len(receiver.requests)) == ([(first, 0)], 1)
-
-
 def test_a_message_that_is_superseded_before_its_attempt_is_not_sent(outbox, receiver):
     """The end of its incident is written while it waits for its turn: nobody would close what it opens."""
     outbox.enqueue("pager", "policy-7b", b"{}", AT, group="incident")
@@ -215,27 +200,28 @@ def test_a_message_that_may_have_been_accepted_once_stays_one(outbox, receiver):
     assert (message.attempts, message.error.partition(":")[0], message.arrived) == (1, "ConnectError", True)
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(("status", "restarts"), [(400, False), (400, True), (410, False)])
 def test_a_rejected_page_is_sent_again_once_its_endpoint_is_configured_anew_or_the_evaluator_restarts(
-    outbox, receiver, restarts
+    outbox, receiver, status, restarts
 ):
-    known = endpoints(receiver, "pager")
+    known = endpoints(receiver, "pager", "chat")
 
     async def main():
-        dispatcher = Dispatcher(outbox, known, client_factory=client, clock=lambda: AT)
+        dispatcher = Dispatcher(outbox, known, client_factory=client, clock=lambda: AT + 10.0)
         await drain(dispatcher)
-        outbox.answered(outbox.enqueue("pager", "policy-7b", b"{}", AT), AT, 400, "HTTP 400")
+        for path in ("pager", "chat")[: 1 + (status == 410)]:
+            outbox.answered(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, status, f"HTTP {status}")
         await drain(dispatcher)
         assert receiver.requests == []
         if restarts:
-            dispatcher = Dispatcher(outbox, known, client_factory=client, clock=lambda: AT)
+            dispatcher = Dispatcher(outbox, known, client_factory=client, clock=lambda: AT + 10.0)
         else:
-            dispatcher.configure({"pager": replace(known["pager"], authorization="Bearer new")})
+            dispatcher.configure(known | {"pager": replace(known["pager"], authorization="Bearer new")})
         await drain(dispatcher)
         await dispatcher.aclose()
 
     asyncio.run(main())
-    assert len(receiver.requests) == 1
+    assert [path for path, _, _ in receiver.requests] == ["/pager"]
 
 
 @pytest.mark.parametrize(
