@@ -427,13 +427,12 @@ class Measurer:
             if keyed_apart and not self._sampler.takes(key):
                 self.counters.count(unsampled=1)
                 continue
-            pair, evicted = self.pairing.add(work.settings["role"], key, side, now)
+            pair, evicted = self.pairing.add(key, side, now)
             self.counters.dropped("pair-evicted", "too many tokens wait for their other side", evicted)
             if pair is not None and pair.comparable:
                 groups[versions_of(pair)].append(pair)
             elif pair is not None:
-                of_pair = replace(work, attributes={**pair.scored.attributes, **pair.sampled.attributes})
-                self._count_invalid("token_mismatch", of_pair, [0], 1, None)
+                self._count_invalid("token_mismatch", replace(work, attributes=pair.attributes), [0], 1, None)
         for pairs in groups.values():
             self._measure(paired_batch(work, pairs))
 
