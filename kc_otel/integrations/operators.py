@@ -60,7 +60,6 @@ class OperatorPair:
         cases: Cases to call them with.
         batch_sizes: For each size n, the first n members of the case's batch are given to the inference kernel
             together, and each of the first 8 of them alone.
-        ulp_of: dtype whose units in the last place count; None for that of the inference kernel's output.
 
     Raises:
         ValueError: If the name cannot be an operator's, or there is no case.
@@ -71,7 +70,6 @@ class OperatorPair:
     inference: Callable[..., Any]
     cases: Sequence[Case]
     batch_sizes: Sequence[int] = ()
-    ulp_of: Any = None
 
     def __post_init__(self) -> None:
         operator_name(self.operator)
@@ -189,7 +187,6 @@ def compare_callables(
     *,
     operator: str,
     batch_sizes: Sequence[int] = (),
-    ulp_of: Any = None,
 ) -> list[CaseReport]:
     """Call both on every case and compare what they return.
 
@@ -209,26 +206,24 @@ def compare_callables(
         ValueError: If the name cannot be an operator's, there is no case, outputs cannot be compared, or a batch is
             larger than a case's.
     """
-    pair = OperatorPair(operator, train, inference, list(cases), batch_sizes, ulp_of)
+    pair = OperatorPair(operator, train, inference, list(cases), batch_sizes)
     return [_report(pair, case, recorder) for case in pair.cases]
 
 
 def _report(pair: OperatorPair, case: Case, recorder: Recorder | None) -> CaseReport:
-    operator, ulp_of = pair.operator, pair.ulp_of
+    operator = pair.operator
     try:
         with measuring(None):
             inputs = list(case.inputs())
             outputs = [output_of(kernel(*_copies(inputs))) for kernel in (pair.train, pair.inference)]
             mask = None if case.mask is None else case.mask()
-            drift = compare_outputs(*outputs, mask=mask, ulp_of=ulp_of)
+            drift = compare_outputs(*outputs, mask=mask)
             if recorder is not None:
-                recorder.compare_operator(
-                    operator, *outputs, mask=mask, attributes=case.attributes, ulp_of=ulp_of, presampled=True
-                )
+                recorder.compare_operator(operator, *outputs, mask=mask, attributes=case.attributes, presampled=True)
             batches = {}
             for size in pair.batch_sizes:
                 alone, together = _in_batch(pair.inference, inputs, case.batched, size)
-                batches[size] = compare_outputs(alone, together, ulp_of=ulp_of)
+                batches[size] = compare_outputs(alone, together)
                 if recorder is not None:
                     recorder.compare_operator(
                         operator, alone, together, attributes=case.attributes, of_batches=True, presampled=True

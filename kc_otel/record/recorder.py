@@ -262,7 +262,6 @@ class Recorder(PerProcess):
         *,
         mask: Any = None,
         attributes: Attributes = None,
-        ulp_of: Any = None,
         of_batches: bool = False,
         key: Hashable = None,
         presampled: bool = False,
@@ -275,9 +274,9 @@ class Recorder(PerProcess):
         of `compare`.
 
         Outputs are [..., features], NumPy or torch, of one shape and of floating dtypes that may differ. `mask` has the
-        output's first axes, such as [sequences, tokens], True where a row counts. `ulp_of` is the dtype whose units in
-        the last place count; None for that of `inference_output`. With `of_batches` both outputs are of one kernel,
-        computed first alone and then in a batch: `operator_batch_dependence` is recorded.
+        output's first axes, such as [sequences, tokens], True where a row counts. Units in the last place are
+        those of the dtype of `inference_output`. With `of_batches` both outputs are of one kernel, computed first alone
+        and then in a batch: `operator_batch_dependence` is recorded.
         """
         try:
             operator_name(name)
@@ -285,7 +284,7 @@ class Recorder(PerProcess):
             self.drop("operator-name", error)
             return
         arrays = {"train": train_output, "inference": inference_output, "mask": mask}
-        said = {"operator": name, "ulp_of": ulp_of, "of_batches": of_batches}
+        said = {"operator": name, "of_batches": of_batches}
         self._submit("operator", self._admitted(key, presampled), arrays, attributes, **said)
 
     def compare_routes(
