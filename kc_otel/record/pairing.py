@@ -63,7 +63,7 @@ class PairingBuffer:
 
     def __init__(self, *, max_tokens: int, max_age: float) -> None:
         self._max_tokens = max_tokens
-        self.max_age = max_age
+        self._max_age = max_age
         self._tokens = 0
         self._numbers = count()
         self._order: dict[int, tuple[tuple[Role, Hashable], QueuedBatch, float]] = {}
@@ -103,7 +103,7 @@ class PairingBuffer:
 
     def expire(self, now: float) -> int:
         """Drop the sides that waited too long; return their number."""
-        late = list(takewhile(lambda number: now - self._order[number][2] > self.max_age, self._order))
+        late = list(takewhile(lambda number: now - self._order[number][2] > self._max_age, self._order))
         for number in late:
             self._remove(number)
         return len(late)

@@ -102,8 +102,8 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             return
         log_with_vllm()
         self._close = settings.close
-        delivery = RequestDelivery(settings.sink, settings.attributes)
-        self._engines = Engines(settings.sampler, delivery, settings.contract)
+        delivery = RequestDelivery(settings.sink, settings.attributes, settings.sampler)
+        self._engines = Engines(delivery, settings.contract)
         _CAPTURE_COUNTERS.start(settings.contract.name, lambda: outcomes(delivery), kwargs.get("meter_provider"))
         self._patches = Patches(self._engines, serving=_CAPTURE_COUNTERS.show)
         self._patches.apply()
@@ -135,7 +135,14 @@ class Patches:
             from wrapt import register_post_import_hook  # noqa: PLC0415 - comes with opentelemetry-instrumentation
 
         self._active = True
-        for module, change in self._targets().items():
+        targets: Mapping[str, Callable[[Any], None]] = {
+            "vllm.v1.engine.output_processor": self._output_processor,
+            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
+            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM),
+            "vllm.entrypoints.launchers.app": self._server,
+            WORKER_MODULE: self._workers,
+        }
+        for module, change in targets.items():
             # Called at once for a module that is loaded already.
             register_post_import_hook(functools.partial(self._loaded, change), module)
 
@@ -143,15 +150,6 @@ class Patches:
         """Restore the originals, and change no module any more."""
         self._active = False
         self._undo.close()
-
-    def _targets(self) -> Mapping[str, Callable[[Any], None]]:
-        return {
-            "vllm.v1.engine.output_processor": self._output_processor,
-            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
-            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM),
-            "vllm.entrypoints.launchers.app": self._server,
-            WORKER_MODULE: self._workers,
-        }
 
     def _loaded(self, change: Callable[[Any], None], module: Any) -> None:
         if not self._active:
