@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.measure.arrays import is_tensor
-from kc_otel.record.operator_drift import OperatorDrift, batch_outputs, compare_outputs, output_of, values_of
+from kc_otel.record.operator_drift import OperatorDrift, compare_outputs, output_of, values_of
 from kc_otel.record.work import measuring
 
 if TYPE_CHECKING:
@@ -238,6 +238,10 @@ def _report(pair: OperatorPair, case: Case, recorder: Recorder | None) -> CaseRe
 def _in_batch(
     operator: Callable[..., Any], inputs: Sequence[Any], batched: Sequence[int] | None, size: int
 ) -> tuple[Any, Any]:
+    """Outputs of the first members of a batch of so many, computed alone and in the batch, [members, ...] each.
+
+    A kernel whose reductions are laid out by batch size gives different numbers.
+    """
     batched = range(len(inputs)) if batched is None else batched
     lengths = {len(inputs[position]) for position in batched}
     if len(lengths) != 1:
@@ -248,13 +252,17 @@ def _in_batch(
     if not 1 <= size <= room:
         raise ValueError(f"batch_sizes: {size} is not within 1..{room}, the members of the case's batch")
 
-    def call(*members: Any) -> Any:
-        arguments = list(inputs)
-        for position, part in zip(batched, members, strict=True):
-            arguments[position] = part
+    def of(members: slice) -> Any:
+        arguments = [given[members] if position in batched else given for position, given in enumerate(inputs)]
         return output_of(operator(*_copies(arguments)))
 
-    return batch_outputs(call, [inputs[position][:size] for position in batched], rows=_MEMBERS_ALONE)
+    together = of(slice(size))
+    alone = [of(slice(member, member + 1)) for member in range(min(_MEMBERS_ALONE, size))]
+    if is_tensor(together):
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+        return torch.cat(alone), together[: len(alone)]
+    return np.concatenate(alone), np.asarray(together)[: len(alone)]
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ outputs are NumPy arrays or both torch tensors, on any device, of any floating d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -81,28 +81,6 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None) -> Operator
     max_abs, relative, cosine, most = found[:, kept]
     ulp = _in_ulps(max_abs, most, *_format(inference.dtype))
     return OperatorDrift(max_abs, relative, ulp, cosine, int(kept.size - kept.sum()), rows[kept])
-
-
-def batch_outputs(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: int | None = None) -> tuple[Any, Any]:
-    """An operator's output for members of a batch, computed alone and in the batch, [rows, ...] each.
-
-    The operator, which returns the batch as its first axis, is called on the whole `inputs` and on each of their first
-    `rows` members alone; a kernel whose reductions are laid out by batch size gives different numbers. The call alone
-    takes the place of the training kernel.
-    """
-    sizes = {len(batch) for batch in inputs}
-    if len(sizes) != 1 or not (size := sizes.pop()):
-        raise ValueError(
-            f"inputs: batches of {sorted({len(batch) for batch in inputs})}; give one length above 0 for all"
-        )
-    together = operator(*inputs)
-    count = size if rows is None else min(rows, size)
-    alone = [operator(*(batch[row : row + 1] for batch in inputs)) for row in range(count)]
-    if is_tensor(together):
-        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-        return torch.cat(alone), together[:count]
-    return np.concatenate(alone), np.asarray(together)[:count]
 
 
 def _counted(mask: Any, shape: tuple[int, ...]) -> NDArray[np.intp]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kc_otel.record import operator_drift
-from kc_otel.record.operator_drift import as_unrelated, batch_outputs, compare_outputs, route_disagreement
+from kc_otel.record.operator_drift import as_unrelated, compare_outputs, route_disagreement
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -99,23 +99,6 @@ def test_large_outputs_are_worked_on_in_blocks(monkeypatch):
 def test_what_cannot_be_compared_is_refused(train, inference, said):
     with pytest.raises(ValueError, match=said):
         compare_outputs(train, inference)
-
-
-def test_batch_dependence_is_seen_where_there_is_one_and_not_where_there_is_none():
-    torch.manual_seed(0)
-    rows = torch.randn(8, 4096)
-
-    def sensitive(x):
-        return (x * (1 + 1e-3 * len(x))).sum(-1, keepdim=True)
-
-    def invariant(x):
-        return x * 2
-
-    assert compare_outputs(*batch_outputs(sensitive, [rows])).relative.min() > 1e-3
-    assert compare_outputs(*batch_outputs(invariant, [rows])).max_abs.max() == 0
-    assert compare_outputs(*batch_outputs(lambda x, y: x + y, [rows.numpy(), rows.numpy()], rows=3)).ulp.shape == (3,)
-    with pytest.raises(ValueError, match=r"batches of \[2, 3\]"):
-        batch_outputs(lambda x, _: x, [rows[:2], rows[:3]])
 
 
 @given(pairs(np.float32))
