@@ -116,7 +116,6 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             self._engines.delivery.close()
         if self._close is not None:
             self._close()
-        _CAPTURE_COUNTERS.end()
         self._patches = self._engines = self._close = None
 
 
@@ -227,23 +226,18 @@ class CaptureCounters:
 
     def __init__(self) -> None:
         self._shown = False
-        self._ended: Counter[tuple[str, str]] = Counter()
-        self._now: tuple[str, Callable[[], Counter[str]]] | None = None
+        self._counts: list[tuple[str, Callable[[], Counter[str]]]] = []
 
     def start(self, contract: str, read: Callable[[], Counter[str]], meter_provider: Any = None) -> None:
         """Observe what `read` returns: requests by the reason for which they were dropped, RECORDED for none.
 
         It is called on the thread of the program's exporter, by the meter of a provider, the global one by default.
         """
-        self._now = contract, read
+        self._counts.append((contract, read))
         meter = metrics.get_meter("kc_otel", version("kc-otel"), meter_provider)
         for name in _NAMES:
             callback = functools.partial(lambda name, _: self._observed(name), name)
             meter.create_observable_counter(name, [callback], _BY_NAME[name].unit, _BY_NAME[name].meaning)
-
-    def end(self) -> None:
-        """Keep the counts as they are."""
-        self._ended, self._now = self._totals(), None
 
     def show(self, registry: Any = None) -> None:
         """Show the counts with the metrics of vLLM's server, or in another registry of `prometheus_client`.
@@ -273,15 +267,11 @@ class CaptureCounters:
                 family.add_metric([str(given[attribute]) for attribute in known.attributes], observation.value)
             yield family
 
-    def _totals(self) -> Counter[tuple[str, str]]:
-        totals = self._ended.copy()
-        if self._now is not None:
-            contract, read = self._now
-            totals.update({(contract, reason): count for reason, count in read().items()})
-        return totals
-
     def _observed(self, name: str) -> Iterator[metrics.Observation]:
-        for (contract, reason), count in self._totals().items():
+        totals: Counter[tuple[str, str]] = Counter()
+        for contract, read in self._counts:
+            totals.update({(contract, reason): count for reason, count in read().items()})
+        for (contract, reason), count in totals.items():
             if (reason == RECORDED) == (name == "kc.capture.recorded"):
                 yield metrics.Observation(count, {"kc.contract": contract, **({"kc.reason": reason} if reason else {})})
 
