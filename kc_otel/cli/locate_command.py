@@ -217,8 +217,9 @@ def operators(
     try:
         reports: list[CaseReport] = []
         for pair in wanted:
-            how = {"operator": pair.operator, "batch_sizes": pair.batch_sizes, "ulp_of": pair.ulp_of}
-            reports += compare_callables(pair.train, pair.inference, pair.cases, **how)
+            reports += compare_callables(
+                pair.train, pair.inference, pair.cases, operator=pair.operator, batch_sizes=pair.batch_sizes
+            )
     except Exception as error:  # noqa: BLE001 - operators are foreign code
         where = "; ".join(getattr(error, "__notes__", ()))
         refuse(f"{comparisons}: {type(error).__name__}: {error} ({where})")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.measure.arrays import is_tensor
-from kc_otel.record.operator_drift import OperatorDrift, batch_outputs, compare_outputs, output_of, values_of
+from kc_otel.record.operator_drift import OperatorDrift, compare_outputs, output_of, values_of
 from kc_otel.record.work import measuring
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class OperatorPair:
         cases: Cases to call them with.
         batch_sizes: For each size n, the first n members of the case's batch are given to the inference kernel
             together, and each of the first 8 of them alone.
-        ulp_of: dtype whose units in the last place count; None for that of the inference kernel's output.
 
     Raises:
         ValueError: If the name cannot be an operator's, or there is no case.
@@ -71,7 +70,6 @@ class OperatorPair:
     inference: Callable[..., Any]
     cases: Sequence[Case]
     batch_sizes: Sequence[int] = ()
-    ulp_of: Any = None
 
     def __post_init__(self) -> None:
         operator_name(self.operator)
@@ -189,7 +187,6 @@ def compare_callables(
     *,
     operator: str,
     batch_sizes: Sequence[int] = (),
-    ulp_of: Any = None,
 ) -> list[CaseReport]:
     """Call both on every case and compare what they return.
 
@@ -209,26 +206,24 @@ def compare_callables(
         ValueError: If the name cannot be an operator's, there is no case, outputs cannot be compared, or a batch is
             larger than a case's.
     """
-    pair = OperatorPair(operator, train, inference, list(cases), batch_sizes, ulp_of)
+    pair = OperatorPair(operator, train, inference, list(cases), batch_sizes)
     return [_report(pair, case, recorder) for case in pair.cases]
 
 
 def _report(pair: OperatorPair, case: Case, recorder: Recorder | None) -> CaseReport:
-    operator, ulp_of = pair.operator, pair.ulp_of
+    operator = pair.operator
     try:
         with measuring(None):
             inputs = list(case.inputs())
             outputs = [output_of(kernel(*_copies(inputs))) for kernel in (pair.train, pair.inference)]
             mask = None if case.mask is None else case.mask()
-            drift = compare_outputs(*outputs, mask=mask, ulp_of=ulp_of)
+            drift = compare_outputs(*outputs, mask=mask)
             if recorder is not None:
-                recorder.compare_operator(
-                    operator, *outputs, mask=mask, attributes=case.attributes, ulp_of=ulp_of, presampled=True
-                )
+                recorder.compare_operator(operator, *outputs, mask=mask, attributes=case.attributes, presampled=True)
             batches = {}
             for size in pair.batch_sizes:
                 alone, together = _in_batch(pair.inference, inputs, case.batched, size)
-                batches[size] = compare_outputs(alone, together, ulp_of=ulp_of)
+                batches[size] = compare_outputs(alone, together)
                 if recorder is not None:
                     recorder.compare_operator(
                         operator, alone, together, attributes=case.attributes, of_batches=True, presampled=True
@@ -243,6 +238,10 @@ def _report(pair: OperatorPair, case: Case, recorder: Recorder | None) -> CaseRe
 def _in_batch(
     operator: Callable[..., Any], inputs: Sequence[Any], batched: Sequence[int] | None, size: int
 ) -> tuple[Any, Any]:
+    """Outputs of the first members of a batch of so many, computed alone and in the batch, [members, ...] each.
+
+    A kernel whose reductions are laid out by batch size gives different numbers.
+    """
     batched = range(len(inputs)) if batched is None else batched
     lengths = {len(inputs[position]) for position in batched}
     if len(lengths) != 1:
@@ -253,13 +252,17 @@ def _in_batch(
     if not 1 <= size <= room:
         raise ValueError(f"batch_sizes: {size} is not within 1..{room}, the members of the case's batch")
 
-    def call(*members: Any) -> Any:
-        arguments = list(inputs)
-        for position, part in zip(batched, members, strict=True):
-            arguments[position] = part
+    def of(members: slice) -> Any:
+        arguments = [given[members] if position in batched else given for position, given in enumerate(inputs)]
         return output_of(operator(*_copies(arguments)))
 
-    return batch_outputs(call, [inputs[position][:size] for position in batched], rows=_MEMBERS_ALONE)
+    together = of(slice(size))
+    alone = [of(slice(member, member + 1)) for member in range(min(_MEMBERS_ALONE, size))]
+    if is_tensor(together):
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+        return torch.cat(alone), together[: len(alone)]
+    return np.concatenate(alone), np.asarray(together)[: len(alone)]
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:

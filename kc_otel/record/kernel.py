@@ -14,19 +14,12 @@ from kc_otel.contract.model import OTHERWISE_REMEDY, KernelSpec, declared_otherw
 from kc_otel.contract.slices import Scalar
 
 _FINGERPRINT_DIGITS: Final = 12
-_ATTRIBUTES: Final = {
-    "engine": "kc.kernel.engine",
-    "version": "kc.kernel.engine.version",
-    "dtype": "kc.kernel.dtype",
-    "quantization": "kc.kernel.quantization",
-    "kv_cache_dtype": "kc.kernel.kv_cache_dtype",
-    "attention": "kc.kernel.attention",
-    "parallelism": "kc.kernel.parallelism",
-    "compile": "kc.kernel.compile",
-    "hardware": "kc.kernel.hardware",
-}
 _PREFIX: Final = "kc.kernel."
 _EXTRA_PREFIX: Final = f"{_PREFIX}extra."
+_FIELDS: Final = (
+    "engine", "version", "dtype", "quantization", "kv_cache_dtype", "attention", "parallelism", "compile", "hardware",
+)  # fmt: skip
+_ATTRIBUTES: Final = {name: _PREFIX + name for name in _FIELDS} | {"version": f"{_PREFIX}engine.version"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,13 +73,7 @@ class Kernel:
     @classmethod
     def declared(cls, spec: KernelSpec) -> Kernel:
         """The kernel as a contract declares it, for programs that cannot say more about it."""
-        return cls(
-            spec.engine,
-            dtype=spec.dtype,
-            quantization=spec.quantization,
-            attention=spec.attention,
-            kv_cache_dtype=spec.kv_cache_dtype,
-        )
+        return cls(**spec.model_dump())
 
     @classmethod
     def reported(cls, fields: Mapping[str, str]) -> Kernel:

@@ -28,6 +28,7 @@ from kc_otel.contract.limits import bucket_layouts
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.contract.slices import LAG, LENGTH, OF_TOKENS
+from kc_otel.record.export_loop import VERSION
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measure.arrays import as_bool, on_host
 from kc_otel.record.measure.blocks import SampledBatch
@@ -73,9 +74,9 @@ _MAX_LINKS: Final = 128  # the SDK's default limit of links per span
 
 
 class Measurer:
-    """Measures batches into the streams of their kernel pair; counts are cumulative from `start`, unix nanoseconds.
+    """Measures batches into the streams of their kernel pair; counts are cumulative from when it was made.
 
-    Where streams end and should be exported soon it calls `request_export`.
+    Arguments are those of the recorder. Where streams end and should be exported soon it calls `request_export`.
     """
 
     request_export: Callable[[], object] = int
@@ -85,22 +86,21 @@ class Measurer:
         contract: Contract,
         pair: KernelPair,
         *,
-        counters: Counters,
         sampler: Sampler,
-        tracer: trace.Tracer,
-        pairing: PairingBuffer,
-        start: int,
+        tracer_provider: trace.TracerProvider | None,
         queue_bytes: int,
-        serves: bool = True,
+        pairing_tokens: int,
+        pairing_seconds: float,
+        serves: bool,
     ) -> None:
         self._contract = contract
         self._serves = serves
         self.table: Final = SliceTable.of(contract)
-        self.counters: Final = counters
+        self.counters: Final = Counters(contract.name)
         self._sampler = sampler
-        self._tracer = tracer
-        self.pairing: Final = pairing
-        self._start = start
+        self._tracer = trace.get_tracer("kc_otel", VERSION, tracer_provider)
+        self._pairing = PairingBuffer(max_tokens=pairing_tokens, max_age=pairing_seconds)
+        self._start = time.time_ns()
         self._lock = threading.Lock()
         self._current = pair
         self._closed = False
@@ -117,7 +117,7 @@ class Measurer:
             operators=contract.operators,
             more_operators=self.table.more_operators,
             reward_range=assumed.reward_range,
-            patience=pairing.max_age,
+            patience=pairing_seconds,
         )
         self._of_all = ["sequence_tokens"] if assumed.horizon is None else []
         self._layouts = bucket_layouts(contract)
@@ -160,14 +160,14 @@ class Measurer:
             self.counters.values(),
             queued_batches=batches,
             queued_bytes=size,
-            unpaired=len(self.pairing),
-            unpaired_tokens=self.pairing.tokens,
+            unpaired=len(self._pairing),
+            unpaired_tokens=self._pairing.tokens,
             slices_as_other=self.table.over,
         )
 
     def _handle_all(self, waiting: Sequence[Work]) -> None:
         now = time.monotonic()
-        self.counters.dropped("pair-expired", "the other side never came", self.pairing.expire(now))
+        self.counters.dropped("pair-expired", "the other side never came", self._pairing.expire(now))
         self._expire_prompts(now)
         for work in waiting:
             self.handle(work, time.monotonic())
@@ -175,7 +175,7 @@ class Measurer:
     def _until_expiry(self) -> float | None:
         """Sides and prompts that wait for others have to be given up in time, whether anything else comes or not."""
         with self._lock:
-            waiting = len(self.pairing) or any(stream.accumulator.waiting for stream in self._streams.values())
+            waiting = len(self._pairing) or any(stream.accumulator.waiting for stream in self._streams.values())
         return _EXPIRY_SECONDS if waiting else None
 
     def _dropped(self, reason: str, why: object, count: int) -> None:
@@ -427,13 +427,12 @@ class Measurer:
             if keyed_apart and not self._sampler.takes(key):
                 self.counters.count(unsampled=1)
                 continue
-            pair, evicted = self.pairing.add(work.settings["role"], key, side, now)
+            pair, evicted = self._pairing.add(key, side, now)
             self.counters.dropped("pair-evicted", "too many tokens wait for their other side", evicted)
             if pair is not None and pair.comparable:
                 groups[versions_of(pair)].append(pair)
             elif pair is not None:
-                of_pair = replace(work, attributes={**pair.scored.attributes, **pair.sampled.attributes})
-                self._count_invalid("token_mismatch", of_pair, [0], 1, None)
+                self._count_invalid("token_mismatch", replace(work, attributes=pair.attributes), [0], 1, None)
         for pairs in groups.values():
             self._measure(paired_batch(work, pairs))
 

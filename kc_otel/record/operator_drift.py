@@ -6,7 +6,7 @@ outputs are NumPy arrays or both torch tensors, on any device, of any floating d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -41,7 +41,7 @@ class OperatorDrift:
     rows: NDArray[np.intp]  # which row of the output each number is about, all axes but the last flattened
 
 
-def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any = None) -> OperatorDrift:
+def compare_outputs(train: Any, inference: Any, *, mask: Any = None) -> OperatorDrift:
     """Compare two outputs of one operator, [..., features].
 
     >>> import numpy as np
@@ -53,8 +53,8 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
     1.2; norms and normwise errors: Higham 2002, "Accuracy and Stability of Numerical Algorithms", chapter 6.
 
     `mask` says which rows count, of the output's first axes: [batch, tokens] for an output [batch, tokens, heads,
-    features]. `ulp_of` is the dtype whose units in the last place count; None for that of `inference`. ValueError if
-    the outputs cannot be compared.
+    features]. The units in the last place are those of the dtype of `inference`. ValueError if the outputs cannot be
+    compared.
     """
     if tuple(train.shape) != tuple(inference.shape):
         raise ValueError(f"inference: shape {tuple(inference.shape)} is not that of train, {tuple(train.shape)}")
@@ -79,30 +79,8 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
     found = np.concatenate([part for part, _ in parts], axis=1)
     kept = np.concatenate([fine for _, fine in parts])
     max_abs, relative, cosine, most = found[:, kept]
-    ulp = _in_ulps(max_abs, most, *_format(ulp_of or inference.dtype))
+    ulp = _in_ulps(max_abs, most, *_format(inference.dtype))
     return OperatorDrift(max_abs, relative, ulp, cosine, int(kept.size - kept.sum()), rows[kept])
-
-
-def batch_outputs(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: int | None = None) -> tuple[Any, Any]:
-    """An operator's output for members of a batch, computed alone and in the batch, [rows, ...] each.
-
-    The operator, which returns the batch as its first axis, is called on the whole `inputs` and on each of their first
-    `rows` members alone; a kernel whose reductions are laid out by batch size gives different numbers. The call alone
-    takes the place of the training kernel.
-    """
-    sizes = {len(batch) for batch in inputs}
-    if len(sizes) != 1 or not (size := sizes.pop()):
-        raise ValueError(
-            f"inputs: batches of {sorted({len(batch) for batch in inputs})}; give one length above 0 for all"
-        )
-    together = operator(*inputs)
-    count = size if rows is None else min(rows, size)
-    alone = [operator(*(batch[row : row + 1] for batch in inputs)) for row in range(count)]
-    if is_tensor(together):
-        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-        return torch.cat(alone), together[:count]
-    return np.concatenate(alone), np.asarray(together)[:count]
 
 
 def _counted(mask: Any, shape: tuple[int, ...]) -> NDArray[np.intp]:
@@ -212,7 +190,7 @@ def _of_outputs(work: QueuedBatch) -> Observed:
         return Observed(1, [], [("shape_mismatch", [0], 1, f"the outputs of operator {operator} have shapes {shapes}")])
     if is_tensor(train) != is_tensor(inference):
         train, inference = on_host(train), on_host(inference)
-    drift = compare_outputs(train, inference, mask=work.arrays["mask"], ulp_of=work.settings["ulp_of"])
+    drift = compare_outputs(train, inference, mask=work.arrays["mask"])
     member = drift.rows // int(np.prod(train.shape[1:-1], dtype=np.int64))
     why = f"rows of {operator} are not finite on one side"
     values = values_of(drift, of_batches=work.settings["of_batches"])

@@ -7,21 +7,19 @@ tokens and on age, and those that found each other become batches again. Pure: t
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from opentelemetry.trace import SpanContext
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.record.kernel import Kernel, KernelPair
+from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measure.arrays import as_bool, is_tensor, on_host
-from kc_otel.record.work import Processing, QueuedBatch, Role, Rows, Tree, Weights, per_sequence, row_of
+from kc_otel.record.work import QueuedBatch, Role, Rows, Tree, per_sequence, row_of
 
 
 def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
@@ -34,46 +32,27 @@ def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
-    """One sequence as one kernel saw it; other fields are those of `Recorder.sampled` and `scored`.
-
-    `arrays` are of the tokens that count, [tokens] each: `token_ids` and `logprobs`, and what was given of
-    `advantages`, `versions` and `kept`; `positions` in the response, where something between the tokens is left out.
-    """
-
-    arrays: Mapping[str, NDArray[Any]]
-    kernel: Kernel
-    weights: Weights = None
-    processing: Processing | None = None
-    attributes: Mapping[str, Scalar] = field(default_factory=dict)
-    spans: tuple[SpanContext, ...] = ()
-    reward: float = math.nan
-    group: Hashable = None  # name of its prompt; None where it is not known
-    group_size: int | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that count."""
-        return int(self.arrays["token_ids"].size)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """Both sides of a sequence."""
+    """Both sides of a sequence, as `sides_of` gives them."""
 
     key: Hashable
-    sampled: Side
-    scored: Side
+    sampled: QueuedBatch
+    scored: QueuedBatch
 
     @property
     def comparable(self) -> bool:
         """True if both sides are about the same tokens."""
         return bool(np.array_equal(self.sampled.arrays["token_ids"], self.scored.arrays["token_ids"]))
 
+    @property
+    def attributes(self) -> dict[str, Scalar]:
+        """Attributes of both sides; the sampled side's win."""
+        return {**self.scored.attributes, **self.sampled.attributes}
+
     def either(self, name: str) -> Any:
-        """Value of the scored side, or else of the sampled one."""
-        said = getattr(self.scored, name)
-        return getattr(self.sampled, name) if said is None else said
+        """Setting of the scored side, or else of the sampled one."""
+        said = self.scored.settings[name]
+        return self.sampled.settings[name] if said is None else said
 
 
 class PairingBuffer:
@@ -84,10 +63,10 @@ class PairingBuffer:
 
     def __init__(self, *, max_tokens: int, max_age: float) -> None:
         self._max_tokens = max_tokens
-        self.max_age = max_age
+        self._max_age = max_age
         self._tokens = 0
         self._numbers = count()
-        self._order: dict[int, tuple[tuple[Role, Hashable], Side, float]] = {}
+        self._order: dict[int, tuple[tuple[Role, Hashable], QueuedBatch, float]] = {}
         """Role and key of what waits, and since when, by number; the oldest comes first, here and by key."""
         self._by_key: dict[tuple[Role, Hashable], deque[int]] = {}
 
@@ -99,22 +78,23 @@ class PairingBuffer:
         """Tokens that wait."""
         return self._tokens
 
-    def add(self, role: Role, key: Hashable, side: Side, now: float) -> tuple[Pair | None, int]:
+    def add(self, key: Hashable, side: QueuedBatch, now: float) -> tuple[Pair | None, int]:
         """The pair that `side` completes, if any, and how many sides had to make room.
 
         A side that is larger than the whole buffer makes room by not being kept.
         """
+        role: Role = side.settings["role"]
         partner: Role = "scored" if role == "sampled" else "sampled"
         waiting = self._by_key.get((partner, key))
         if waiting:
             other = self._remove(waiting[0])
             return (Pair(key, side, other) if role == "sampled" else Pair(key, other, side)), 0
-        if side.tokens > self._max_tokens:
+        if (tokens := side.arrays["token_ids"].size) > self._max_tokens:
             return None, 1
         number = next(self._numbers)
         self._order[number] = (role, key), side, now
         self._by_key.setdefault((role, key), deque()).append(number)
-        self._tokens += side.tokens
+        self._tokens += tokens
         evicted = 0
         while self._tokens > self._max_tokens:
             self._remove(next(iter(self._order)))
@@ -123,23 +103,28 @@ class PairingBuffer:
 
     def expire(self, now: float) -> int:
         """Drop the sides that waited too long; return their number."""
-        late = list(takewhile(lambda number: now - self._order[number][2] > self.max_age, self._order))
+        late = list(takewhile(lambda number: now - self._order[number][2] > self._max_age, self._order))
         for number in late:
             self._remove(number)
         return len(late)
 
-    def _remove(self, number: int) -> Side:
+    def _remove(self, number: int) -> QueuedBatch:
         """Remove the oldest of a key, be it paired or evicted: it is the first of its queue."""
         name, side, _ = self._order.pop(number)
         self._by_key[name].popleft()
         if not self._by_key[name]:
             del self._by_key[name]
-        self._tokens -= side.tokens
+        self._tokens -= side.arrays["token_ids"].size
         return side
 
 
-def sides_of(work: QueuedBatch, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
-    """The valid tokens of each sequence, with its key; sequences without any are left out."""
+def sides_of(work: QueuedBatch, rows: Rows) -> Iterator[tuple[Hashable, QueuedBatch]]:
+    """The valid tokens of each sequence as a batch of its own, with its key; sequences without any are left out.
+
+    Its arrays are of these tokens, [tokens] each: `token_ids` and `logprobs`, and what was given of `advantages`,
+    `versions` and `kept`; `positions` in the response, where something between the tokens is left out; and `rewards`,
+    one number. Its setting `group` is the name of its prompt, None where it is not known.
+    """
     arrays = {name: on_host(data) for name, data in rows.arrays.items() if data is not None}
     total, said = rows.given, work.settings
     keys, attributes, named = said["key"], work.attributes or {}, prompt_names(said["groups"], None)
@@ -161,18 +146,15 @@ def sides_of(work: QueuedBatch, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
         }
         if "mask" in arrays and np.ptp(at := np.flatnonzero(arrays["mask"][row])) + 1 != at.size:
             own["positions"] = at - at[0]
+        if rewards is not None:
+            own["rewards"] = rewards[index]
+        if rewards is not None:
+            own["rewards"] = rewards[index]
         prompt = row_of(prompts, index)
-        side = Side(
-            own,
-            work.pair.inference if said["role"] == "sampled" else work.pair.train,
-            said["weights"],
-            said["processing"],
-            _one_of(attributes, index),
-            spans,
-            math.nan if rewards is None else float(rewards[index]),
-            _one_of(named, index) if named is not None else content_key((), prompt) if np.size(prompt) else None,
-            said["group_size"],
-        )
+        unnamed = content_key((), prompt) if np.size(prompt) else None
+        settings = {name: said[name] for name in ("role", "weights", "processing", "group_size")}
+        settings["group"] = unnamed if named is None else _one_of(named, index)
+        side = QueuedBatch("side", work.pair, own, settings, _one_of(attributes, index), links=spans)
         key = _one_of(keys, index)
         if key is None:
             key = content_key(ids, prompt)
@@ -184,18 +166,22 @@ def sides_of(work: QueuedBatch, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
 def versions_of(pair: Pair) -> Hashable:
     """Return the key shared by pairs of one batch: kernels, weight versions, processings, and the arrays present."""
     sides = (pair.scored, pair.sampled)
-    processing = [None if side.processing is None else tuple(sorted(side.processing.items())) for side in sides]
+    said = [side.settings["processing"] for side in sides]
+    processing = [None if declared is None else tuple(sorted(declared.items())) for declared in said]
     given = "versions" in pair.sampled.arrays, pair.either("group_size"), *("kept" in side.arrays for side in sides)
-    return *(side.kernel for side in sides), *(side.weights for side in sides), *given, *processing
+    return _kernels(pair), *(side.settings["weights"] for side in sides), *given, *processing
+
+
+def _kernels(pair: Pair) -> KernelPair:
+    return KernelPair(pair.scored.pair.train, pair.sampled.pair.inference)
 
 
 def paired_batch(last: QueuedBatch, pairs: Sequence[Pair]) -> QueuedBatch:
     """Pairs of the same versions as one batch, in the trace context of `last`, the side that came last.
 
-    The spans of the sides that waited become links. Attributes of both sides count; the sampled side's win.
+    The spans of the sides that waited become links.
     """
-    scored, sampled = pairs[0].scored, pairs[0].sampled
-    sides: dict[Role, list[Side]] = {
+    sides: dict[Role, list[QueuedBatch]] = {
         "scored": [pair.scored for pair in pairs],
         "sampled": [pair.sampled for pair in pairs],
     }
@@ -204,7 +190,7 @@ def paired_batch(last: QueuedBatch, pairs: Sequence[Pair]) -> QueuedBatch:
         found = [side.arrays[name] for side in sides[role] if name in side.arrays]
         return found if len(found) == len(pairs) else None
 
-    rewards = np.array([side.reward for side in sides["scored"]])
+    rewards = np.array([side.arrays.get("rewards", np.nan) for side in sides["scored"]])
     arrays: dict[str, Tree] = {
         "train": of_all("scored", "logprobs"),
         "inference": of_all("sampled", "logprobs"),
@@ -217,26 +203,31 @@ def paired_batch(last: QueuedBatch, pairs: Sequence[Pair]) -> QueuedBatch:
     }
     if any("positions" in side.arrays for side in (*sides["scored"], *sides["sampled"])):
         arrays["positions"] = [
-            {"positions": np.arange(pair.sampled.tokens), **pair.scored.arrays, **pair.sampled.arrays}["positions"]
+            {
+                "positions": np.arange(pair.sampled.arrays["token_ids"].size),
+                **pair.scored.arrays,
+                **pair.sampled.arrays,
+            }["positions"]
             for pair in pairs
         ]
     waited = sides["scored" if last.settings["role"] == "sampled" else "sampled"]
-    spans = (*last.links, *(span for side in waited for span in side.spans))
+    spans = (*last.links, *(span for side in waited for span in side.links))
     links = {(span.trace_id, span.span_id): span for span in spans}
-    declared = scored.processing, sampled.processing
+    scored, sampled = pairs[0].scored.settings, pairs[0].sampled.settings
+    declared = scored["processing"], sampled["processing"]
     return replace(
         last,
         kind="sampled",
-        pair=KernelPair(scored.kernel, sampled.kernel),
+        pair=_kernels(pairs[0]),
         arrays=arrays,
         settings={
             "processing": None if None in declared else declared,
-            "weights": (scored.weights, sampled.weights),
+            "weights": (scored["weights"], sampled["weights"]),
             "groups": _groups(pairs),
             "group_size": pairs[0].either("group_size"),
             "density": None,
         },
-        attributes=[{**pair.scored.attributes, **pair.sampled.attributes} for pair in pairs],
+        attributes=[pair.attributes for pair in pairs],
         links=tuple(links.values()),
     )
 

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -28,16 +29,15 @@ from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
 from kc_otel.contract.slices import LENGTH, Scalar
-from kc_otel.record.export_loop import VERSION, DriftLog, ExportLoop, scope_of
+from kc_otel.record.export_loop import DriftLog, ExportLoop, scope_of
 from kc_otel.record.guided_loop import Directives, GuidedLoop, Quarantine
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import is_tensor
 from kc_otel.record.measurer import Measurer
-from kc_otel.record.pairing import PairingBuffer
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import Attributes, SliceTable
 from kc_otel.record.telemetry import environment
-from kc_otel.record.telemetry.recorder_points import Counters, RecorderStats
+from kc_otel.record.telemetry.recorder_points import RecorderStats
 from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import Kind, Processing, QueuedBatch, Role, TokenWeights, Tree, Weights
 from kc_otel.record.worker import PerProcess
@@ -122,15 +122,21 @@ class Recorder(PerProcess):
         )
         self._sampler = Sampler(self.contract.observability.sampling if sampling is None else sampling)
         self._metric_exporter = metric_exporter
-        self._tracer_provider = tracer_provider
-        self._queue_bytes = queue_bytes
-        self._pairing = pairing_tokens, pairing_seconds
+        self._make_measurer = partial(
+            Measurer,
+            self.contract,
+            sampler=self._sampler,
+            tracer_provider=tracer_provider,
+            queue_bytes=queue_bytes,
+            pairing_tokens=pairing_tokens,
+            pairing_seconds=pairing_seconds,
+            serves=serves,
+        )
         if export_interval is not None and not export_interval > 0.0:
             raise ValueError(f"export_interval: {export_interval!r} is not a number of seconds above 0")
         heartbeat = self.contract.observability.heartbeat
         self._interval = environment.export_interval(heartbeat) if export_interval is None else export_interval
         self._resource = resource
-        self._serves = serves
         self._stopped = environment.sdk_disabled()
         self._instance = ""
         super().__init__()
@@ -262,7 +268,6 @@ class Recorder(PerProcess):
         *,
         mask: Any = None,
         attributes: Attributes = None,
-        ulp_of: Any = None,
         of_batches: bool = False,
         key: Hashable = None,
         presampled: bool = False,
@@ -275,9 +280,9 @@ class Recorder(PerProcess):
         of `compare`.
 
         Outputs are [..., features], NumPy or torch, of one shape and of floating dtypes that may differ. `mask` has the
-        output's first axes, such as [sequences, tokens], True where a row counts. `ulp_of` is the dtype whose units in
-        the last place count; None for that of `inference_output`. With `of_batches` both outputs are of one kernel,
-        computed first alone and then in a batch: `operator_batch_dependence` is recorded.
+        output's first axes, such as [sequences, tokens], True where a row counts. Units in the last place are
+        those of the dtype of `inference_output`. With `of_batches` both outputs are of one kernel, computed first alone
+        and then in a batch: `operator_batch_dependence` is recorded.
         """
         try:
             operator_name(name)
@@ -285,8 +290,8 @@ class Recorder(PerProcess):
             self.drop("operator-name", error)
             return
         arrays = {"train": train_output, "inference": inference_output, "mask": mask}
-        said = {"operator": name, "ulp_of": ulp_of, "of_batches": of_batches}
-        self._submit("operator", self._admitted(key, presampled), arrays, attributes, **said)
+        measurer = self._admitted(key, presampled)
+        self._submit("operator", measurer, arrays, attributes, operator=name, of_batches=of_batches)
 
     def compare_routes(
         self,
@@ -574,18 +579,7 @@ class Recorder(PerProcess):
         return self._measurer
 
     def _start(self) -> None:
-        tokens, seconds = self._pairing
-        measurer = Measurer(
-            self.contract,
-            self._pair,
-            counters=Counters(self.contract.name),
-            sampler=self._sampler,
-            tracer=trace.get_tracer("kc_otel", VERSION, self._tracer_provider),
-            pairing=PairingBuffer(max_tokens=tokens, max_age=seconds),
-            start=time.time_ns(),
-            queue_bytes=self._queue_bytes,
-            serves=self._serves,
-        )
+        measurer = self._make_measurer(self._pair)
         self._loop = self._export_loop(measurer)
         if self._loop is not None:
             measurer.request_export = self._loop.request

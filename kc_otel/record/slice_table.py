@@ -231,17 +231,14 @@ class SliceTable:
         chosen = [(column, spec) for column, spec in chosen if spec.of_tokens]
         if places is None or not chosen:
             return []
-        values = {}
-        for name, found_by_mask in ((POSITION, places.positions), (TURN, places.turns)):
-            known = {row: sequence.get(name) for row, sequence in enumerate(sequences)}
-            own = {row: value for row, value in known.items() if isinstance(value, int | float)}
-            values[name] = found_by_mask.copy() if own else found_by_mask
-            if own:
+        values: dict[str, NDArray[Any]] = {POSITION: places.positions, TURN: places.turns, PHASE: places.begins}
+        for name, by_mask in values.items():
+            own = {row: sequence[name] for row, sequence in enumerate(sequences) if name in sequence}
+            if name == PHASE:
+                own = {row: phase == PREFILL for row, phase in own.items()}
+            if own := {row: value for row, value in own.items() if isinstance(value, int | float)}:
+                values[name] = by_mask.copy()
                 values[name][list(own)] = np.array(list(own.values()))[:, None]
-        first = places.begins
-        if phases := {row: sequence[PHASE] for row, sequence in enumerate(sequences) if PHASE in sequence}:
-            first = first.copy()
-            first[list(phases)] = np.array([phase == PREFILL for phase in phases.values()])[:, None]
         found = []
         for column, spec in chosen:
             others = {name: conditions for name, conditions in spec.conditions.items() if name not in OF_TOKENS}
@@ -253,7 +250,7 @@ class SliceTable:
             for name in OF_TOKENS.intersection(spec.conditions):
                 for condition in spec.conditions[name]:
                     if name == PHASE:
-                        mask &= np.where(first, condition.holds(PREFILL), condition.holds(DECODE))
+                        mask &= np.where(values[PHASE], condition.holds(PREFILL), condition.holds(DECODE))
                     else:
                         mask &= condition.holds_for(values[name])
             if mask.any():

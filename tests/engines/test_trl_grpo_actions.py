@@ -34,19 +34,6 @@ def test_rollouts_in_quarantine_are_not_learned_from(trainer, recording, slices)
         assert stats.quarantined == 0
 
 
-def test_one_slice_in_quarantine_leaves_the_other_to_train(trainer, recording):  # noqa: F811
-    recorder, judge = recording(statistical=NEVER)
-    running = trainer(max_steps=2)
-    given = []
-    original = running.compute_loss
-    running.compute_loss = lambda *args, **rest: (given.append(args[1]), original(*args, **rest))[1]
-    train(running, recorder, quarantine=lambda: {"prose": "token-tv fails"})
-    left = sum(int((inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum()) for inputs in given)
-    prose, code = (judge.points("kc.drift.tv_token", kc_slice=name) for name in ("prose", "code"))
-    assert left == sum(point.count for point in code)
-    assert recorder.stats().tokens == left + sum(point.count for point in prose)
-
-
 def test_weights_that_stopped_arriving_are_sent_again(trainer, engine, recording):  # noqa: F811
     recorder, judge = recording()
     running = trainer(max_steps=8)

@@ -143,33 +143,6 @@ def test_a_share_of_requests_is_recorded_by_their_ids(llm, instrument, sink):
     assert stats.tokens == 4 * len(wanted)
 
 
-@pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA"])
-def test_streams_are_what_they_would_have_been(llm, instrument, sink, kind):
-    from vllm.sampling_params import RequestOutputKind
-
-    def stream():
-        params = drawn(seed=7, max_tokens=20, n=2, output_kind=RequestOutputKind[kind], stop=["zq"])
-        for i, text in enumerate(TEXTS):
-            llm.llm_engine.add_request(f"stream-{i}", text, params)
-        seen = []
-        while llm.llm_engine.has_unfinished_requests():
-            seen += [every_field(output) for output in llm.llm_engine.step()]
-        return seen
-
-    plain = stream()
-    instrumentor = instrument()
-    assert stream() == plain
-    instrumentor.flush()
-    whole = {}
-    for output in plain:
-        for part in output["outputs"]:
-            key = output["request_id"], part["index"]
-            whole[key] = part["token_ids"] if kind == "CUMULATIVE" else whole.get(key, []) + part["token_ids"]
-    assert len(sink.requests) == len(whole) == 2 * len(TEXTS)
-    for (request_id, index), tokens in whole.items():
-        assert sink.of(request_id)[index].token_ids.tolist() == tokens
-
-
 @pytest.mark.usefixtures("llm")
 def test_uninstrumenting_restores_every_function(instrument):
     import vllm.entrypoints.launchers.app as server

@@ -175,7 +175,7 @@ def test_an_engine_that_is_not_what_the_contract_declares_is_said_once_at_its_st
     """In vLLM's log: a roll-out whose flag was forgotten passes as the new kernel otherwise."""
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.0"))
     kernels = {"train": {"engine": "torch"}, "inference": {"engine": "vllm", "kv_cache_dtype": declared}}
-    engines = Engines(Sampler(1.0), RequestDelivery(Sink(), lambda _: {}), contract(kernels=kernels))
+    engines = Engines(RequestDelivery(Sink(), lambda _: {}, Sampler(1.0)), contract(kernels=kernels))
     engine = SimpleNamespace(
         vllm_config=config(served_model_name="m"), output_processor=Sink(), collective_rpc=lambda *_, **__: []
     )
@@ -206,7 +206,7 @@ def test_a_worker_describes_its_attention_layers(monkeypatch):
 
 def test_a_delivery_gives_to_its_sink_and_counts():
     sink, asked = Sink(), Future()
-    delivery = RequestDelivery(sink, lambda _: {"task": "code"})
+    delivery = RequestDelivery(sink, lambda _: {"task": "code"}, Sampler(1.0))
     submit(delivery, finished(asked))
     assert not delivery.flush(0.05)
     asked.set_result(Kernel("vllm", dtype="fp8"))
@@ -234,14 +234,14 @@ def test_what_fails_on_the_other_thread_is_counted():
     def fail(_):
         raise RuntimeError("no")
 
-    broken = RequestDelivery(Sink(fails=True), lambda _: {})
+    broken = RequestDelivery(Sink(fails=True), lambda _: {}, Sampler(1.0))
     submit(broken, finished())
     submit(broken, finished(context=None))
     submit(broken, finished(logprobs=[-0.5]))
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}
     sink = Sink()
-    halting = RequestDelivery(sink, fail)
+    halting = RequestDelivery(sink, fail, Sampler(1.0))
     submit(halting, finished())
     assert halting.close()
     assert (len(sink.requests), halting.stats().attributes_failed) == (1, 1)
@@ -343,11 +343,8 @@ def test_counts_are_observed_by_reason_and_never_go_down(reader):
     recorded, dropped = ("kc.capture.recorded", "policy"), ("kc.capture.dropped", "policy", "queue-full")
     counts.start("policy", lambda: Counter({RECORDED: 7, "queue-full": 2}), reader.provider)
     assert observed(reader) == {recorded: 7, dropped: 2}
-    counts.end()
-    assert observed(reader) == {recorded: 7, dropped: 2}
     counts.start("policy", lambda: Counter({RECORDED: 1}), reader.provider)
     assert observed(reader) == {recorded: 8, dropped: 2}
-    counts.end()
     counts.start("other", lambda: Counter({RECORDED: 3}), reader.provider)
     assert observed(reader) == {recorded: 8, dropped: 2, ("kc.capture.recorded", "other"): 3}
 

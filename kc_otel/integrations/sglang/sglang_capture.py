@@ -24,10 +24,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from kc_otel.integrations.vllm.delivery import CaptureStats, Completion, RequestDelivery
+from kc_otel.integrations.vllm.delivery import NOT_SCORABLE, CaptureStats, Completion, RequestDelivery
 from kc_otel.integrations.vllm.settings import Settings
 from kc_otel.record.kernel import Kernel, parallelism_of
-from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.request import KeptTokens
 
 _log = logging.getLogger("kc_otel")
@@ -76,7 +75,6 @@ class SglangCapture:
 
     def __init__(self, settings: Callable[[], Settings | None]) -> None:
         self._settings = settings
-        self._sampler: Sampler | None = None
         self._delivery: RequestDelivery | None = None
         self._kernel: Future[Kernel] = Future()
         self._lock = threading.Lock()
@@ -110,13 +108,8 @@ class SglangCapture:
         # An embedding, or the warming of a common prefix.
         if self._refused or given is None or given.max_new_tokens == 0:
             return
-        delivery, sampler = self._start(manager)
-        delivery.count("seen")
-        if not sampler.takes(tokenized.rid):
-            return
-        delivery.count("sampled")
-        if not _supported(tokenized):
-            delivery.drop("unsupported", "only whole prompts of text tokens can be scored again")
+        delivery = self._start(manager)
+        if not delivery.takes(tokenized.rid, "" if _supported(tokenized) else NOT_SCORABLE):
             return
         tokenized.return_logprob = True
         sent = Completion(
@@ -161,15 +154,15 @@ class SglangCapture:
         numbers = len(sent.request.prompt_ids) + 2 * len(sent.token_ids) + sum(map(len, sent.kept))
         delivery.submit(sent.completion, self._kernel, sent.logprobs_mode, numbers)
 
-    def _start(self, manager: Any) -> tuple[RequestDelivery, Sampler]:
+    def _start(self, manager: Any) -> RequestDelivery:
         with self._lock:
-            if self._delivery is None or self._sampler is None:
+            if self._delivery is None:
                 settings = self._settings()
                 if settings is None:
                     raise ValueError("the environment names no contract any more")
                 self._kernel.set_result(_kernel_of(manager.server_args))
-                self._sampler, self._delivery = settings.sampler, RequestDelivery(settings.sink, settings.attributes)
-            return self._delivery, self._sampler
+                self._delivery = RequestDelivery(settings.sink, settings.attributes, settings.sampler)
+            return self._delivery
 
 
 def _supported(tokenized: Any) -> bool:

@@ -8,7 +8,6 @@ the first of the last pipeline stage records.
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,9 +93,7 @@ def _recorder(args: Any) -> Recorder | None:
     if path not in _RECORDERS:
         _RECORDERS[path] = None  # a contract that cannot be read is said once
         train, inference = _kernels(args)
-        made = Recorder(load(path), train=train, inference=inference)
-        _RECORDERS[path] = made
-        atexit.register(made.shutdown)
+        _RECORDERS[path] = Recorder(load(path), train=train, inference=inference)
     return _RECORDERS[path]
 
 

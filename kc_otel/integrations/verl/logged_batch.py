@@ -115,14 +115,11 @@ class Watch:
         steps = of_kept(list(logged.versions)) if logged.versions else [None]
         versions = [None if step is None else int(step) for step in steps]
         sampled = versions[0] if len(set(versions)) == 1 else None if None in versions else np.array(versions, np.int64)
+        names = ("mask", "token_ids", "attributes", "advantages", "rewards")
         self._recorder.compare(
             of_kept(logged.train),
             of_kept(logged.inference),
-            mask=of_kept(logged.mask),
-            token_ids=of_kept(logged.tokens),
-            attributes=of_kept(logged.attributes),
-            advantages=of_kept(logged.advantages),
-            rewards=of_kept(logged.rewards),
+            **{name: of_kept(getattr(logged, name)) for name in names},
             processing=None if config is None else processings(config),
             weights=(trained, sampled),
             groups=prompts,
@@ -142,7 +139,7 @@ class LoggedBatch:
     train: Any
     inference: Any
     mask: Any
-    tokens: Any
+    token_ids: Any
     attributes: list[dict[str, Scalar]]
     rewards: Any = None
     advantages: Any = None

@@ -15,12 +15,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
+from kc_otel.record.sampling import Sampler
 from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
 from kc_otel.recordings.request import NEUTRAL, KeptTokens, SampledRequest, effective
 
 _QUEUE_BYTES: Final = 64 << 20  # most bytes, by estimate, that wait
 _TOKEN_BYTES: Final = 32  # a reference and a number; prompts and completions wait as lists
 _REQUEST_BYTES: Final = 2048
+NOT_SCORABLE: Final = "only whole prompts of text tokens can be scored again"
 _WORKER_WAIT_SECONDS: Final = 60.0
 _RESTRICTIONS: Final = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "thinking_token_budget")
 """Parameters that restrict the tokens in ways that no number says; only that they were set is kept."""
@@ -101,15 +103,26 @@ class RequestDelivery(PerProcess):
     _lock: threading.Lock
     _counts: Counter[str]
 
-    def __init__(self, sink: RequestSink, attributes: AttributeFunction) -> None:
+    def __init__(self, sink: RequestSink, attributes: AttributeFunction, sampler: Sampler) -> None:
         self.sink: Final = sink
         self._attributes = attributes
+        self._sampler = sampler
         self._dropped = ReasonCounts("kc-otel: a sampled request is not recorded (%s)")
         self._without_attributes = ReasonCounts("kc-otel: the %s function failed")
         self._worker: BoundedWorker[_Finished] = BoundedWorker(
             self._record, self._dropped.add, name="kc-otel-vllm", max_bytes=_QUEUE_BYTES
         )
         super().__init__()
+
+    def takes(self, request_id: str, unsupported: str = "") -> bool:
+        """Count a request; return True if it is in the sample, and nothing is `unsupported` about it."""
+        self.count("seen")
+        if not self._sampler.takes(request_id):
+            return False
+        self.count("sampled")
+        if unsupported:
+            self.drop("unsupported", unsupported)
+        return not unsupported
 
     def count(self, name: str, number: int = 1) -> None:
         """Count something that `stats` reports."""

@@ -27,6 +27,7 @@ from opentelemetry import context
 
 from kc_otel.contract.model import Contract
 from kc_otel.integrations.vllm.delivery import (
+    NOT_SCORABLE,
     Completion,
     RequestDelivery,
     baggage_of,
@@ -37,7 +38,6 @@ from kc_otel.integrations.vllm.delivery import (
 from kc_otel.integrations.vllm.plugin import WORKER_METHOD
 from kc_otel.integrations.vllm.settings import HEADERS
 from kc_otel.record.kernel import Kernel, parallelism_of
-from kc_otel.record.sampling import Sampler
 
 _log = logging.getLogger(__name__)
 _NO_FIELDS: Final[Mapping[str, Any]] = {}
@@ -204,12 +204,11 @@ def _capturing_processor() -> type:
 
 
 class Engines:
-    """Every engine of a process, by its output processor; a sampler decides by request id what is delivered."""
+    """Every engine of a process, by its output processor."""
 
-    def __init__(self, sampler: Sampler, delivery: RequestDelivery, contract: Contract) -> None:
+    def __init__(self, delivery: RequestDelivery, contract: Contract) -> None:
         self.delivery: Final = delivery
         self._contract = contract
-        self._sampler = sampler
         self._engines: WeakKeyDictionary[Any, EngineCapture] = WeakKeyDictionary()
         self._context: ContextVar[Mapping[str, Any]] = ContextVar("kc_otel_vllm_request", default=_NO_FIELDS)
         self._asking: set[asyncio.Task[Any]] = set()
@@ -275,15 +274,10 @@ class Engines:
             return
         if scores(request):
             return
-        self.delivery.count("seen")
-        if not self._sampler.takes(state.external_req_id):
-            return
-        self.delivery.count("sampled")
+        unsupported = "" if supported(request) else NOT_SCORABLE
         if engine.logprobs_mode is None:
-            self.delivery.drop("unsupported", "its logprobs_mode reports logits; use processed_logprobs")
-        elif not supported(request):
-            self.delivery.drop("unsupported", "only whole prompts of text tokens can be scored again")
-        else:
+            unsupported = "its logprobs_mode reports logits; use processed_logprobs"
+        if self.delivery.takes(state.external_req_id, unsupported):
             attach(request, state, self._context.get(), engine)
 
     def stepped(self, processor: Any, stopped: Collection[str]) -> None:

@@ -102,8 +102,8 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             return
         log_with_vllm()
         self._close = settings.close
-        delivery = RequestDelivery(settings.sink, settings.attributes)
-        self._engines = Engines(settings.sampler, delivery, settings.contract)
+        delivery = RequestDelivery(settings.sink, settings.attributes, settings.sampler)
+        self._engines = Engines(delivery, settings.contract)
         _CAPTURE_COUNTERS.start(settings.contract.name, lambda: outcomes(delivery), kwargs.get("meter_provider"))
         self._patches = Patches(self._engines, serving=_CAPTURE_COUNTERS.show)
         self._patches.apply()
@@ -116,7 +116,6 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             self._engines.delivery.close()
         if self._close is not None:
             self._close()
-        _CAPTURE_COUNTERS.end()
         self._patches = self._engines = self._close = None
 
 
@@ -135,7 +134,14 @@ class Patches:
             from wrapt import register_post_import_hook  # noqa: PLC0415 - comes with opentelemetry-instrumentation
 
         self._active = True
-        for module, change in self._targets().items():
+        targets: Mapping[str, Callable[[Any], None]] = {
+            "vllm.v1.engine.output_processor": self._output_processor,
+            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
+            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM),
+            "vllm.entrypoints.launchers.app": self._server,
+            WORKER_MODULE: self._workers,
+        }
+        for module, change in targets.items():
             # Called at once for a module that is loaded already.
             register_post_import_hook(functools.partial(self._loaded, change), module)
 
@@ -143,15 +149,6 @@ class Patches:
         """Restore the originals, and change no module any more."""
         self._active = False
         self._undo.close()
-
-    def _targets(self) -> Mapping[str, Callable[[Any], None]]:
-        return {
-            "vllm.v1.engine.output_processor": self._output_processor,
-            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
-            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM),
-            "vllm.entrypoints.launchers.app": self._server,
-            WORKER_MODULE: self._workers,
-        }
 
     def _loaded(self, change: Callable[[Any], None], module: Any) -> None:
         if not self._active:
@@ -229,23 +226,18 @@ class CaptureCounters:
 
     def __init__(self) -> None:
         self._shown = False
-        self._ended: Counter[tuple[str, str]] = Counter()
-        self._now: tuple[str, Callable[[], Counter[str]]] | None = None
+        self._counts: list[tuple[str, Callable[[], Counter[str]]]] = []
 
     def start(self, contract: str, read: Callable[[], Counter[str]], meter_provider: Any = None) -> None:
         """Observe what `read` returns: requests by the reason for which they were dropped, RECORDED for none.
 
         It is called on the thread of the program's exporter, by the meter of a provider, the global one by default.
         """
-        self._now = contract, read
+        self._counts.append((contract, read))
         meter = metrics.get_meter("kc_otel", version("kc-otel"), meter_provider)
         for name in _NAMES:
             callback = functools.partial(lambda name, _: self._observed(name), name)
             meter.create_observable_counter(name, [callback], _BY_NAME[name].unit, _BY_NAME[name].meaning)
-
-    def end(self) -> None:
-        """Keep the counts as they are."""
-        self._ended, self._now = self._totals(), None
 
     def show(self, registry: Any = None) -> None:
         """Show the counts with the metrics of vLLM's server, or in another registry of `prometheus_client`.
@@ -275,15 +267,11 @@ class CaptureCounters:
                 family.add_metric([str(given[attribute]) for attribute in known.attributes], observation.value)
             yield family
 
-    def _totals(self) -> Counter[tuple[str, str]]:
-        totals = self._ended.copy()
-        if self._now is not None:
-            contract, read = self._now
-            totals.update({(contract, reason): count for reason, count in read().items()})
-        return totals
-
     def _observed(self, name: str) -> Iterator[metrics.Observation]:
-        for (contract, reason), count in self._totals().items():
+        totals: Counter[tuple[str, str]] = Counter()
+        for contract, read in self._counts:
+            totals.update({(contract, reason): count for reason, count in read().items()})
+        for (contract, reason), count in totals.items():
             if (reason == RECORDED) == (name == "kc.capture.recorded"):
                 yield metrics.Observation(count, {"kc.contract": contract, **({"kc.reason": reason} if reason else {})})
 

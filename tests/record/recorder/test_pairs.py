@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.record.kernel import Kernel, KernelPair
-from kc_otel.record.pairing import PairingBuffer, Side, content_key, sides_of
+from kc_otel.record.pairing import PairingBuffer, content_key, sides_of
 from kc_otel.record.work import QueuedBatch, laid_out
 from tests.tools.waiting import eventually
 
@@ -160,9 +160,12 @@ def test_sides_that_do_not_fit_are_counted(recorders, caplog, arguments, dropped
     assert (recorder.stats().dropped, recorder.stats().invalid) == (dropped, invalid)
 
 
-def side(*tokens, weights=None):
-    ids = np.array(tokens, dtype=np.int64)
-    return Side({"token_ids": ids, "logprobs": -np.ones(ids.size)}, Kernel("torch"), weights)
+PAIR = KernelPair(Kernel("torch"), Kernel("vllm"))
+
+
+def side(role, tokens, number):
+    ids = np.arange(tokens)
+    return QueuedBatch("side", PAIR, {"token_ids": ids, "logprobs": -np.ones(tokens)}, {"role": role, "number": number})
 
 
 def buffer(max_tokens=1000, max_age=60.0):
@@ -180,12 +183,12 @@ def test_content_keys_tell_sequences_apart():
 def test_it_does_what_a_list_would_do(arrivals):
     waiting, model = buffer(max_tokens=8), deque()
     for number, (role, key, size) in enumerate(arrivals):
-        pair, evicted = waiting.add(role, key, side(*range(size), weights=number), float(number))
+        pair, evicted = waiting.add(key, side(role, size, number), float(number))
         partner = next((m for m in model if m[0] != role and m[1] == key), None)
         if partner is not None:
             model.remove(partner)
             other = pair.scored if role == "sampled" else pair.sampled
-            assert other.weights == partner[3]
+            assert other.settings["number"] == partner[3]
             continue
         assert pair is None
         model.append((role, key, size, number))
@@ -203,7 +206,7 @@ def test_a_side_that_waits_keeps_nothing_of_its_batch():
     arrays = {"token_ids": np.arange(12).reshape(3, 4), "logprobs": -np.ones((3, 4)), "advantages": np.ones((3, 4))}
     said = {"role": "sampled", "key": None, "groups": None, "group_size": None, "weights": None, "processing": None}
     given = arrays | {"prompts": np.zeros((3, 1), int)}
-    work = QueuedBatch("side", KernelPair(Kernel("torch"), Kernel("vllm")), given, said)
+    work = QueuedBatch("side", PAIR, given, said)
     sides = [side for _, side in sides_of(work, laid_out(arrays, like="logprobs"))]
     assert len(sides) == 3
     for side in sides:

@@ -11,7 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import grpc
@@ -26,6 +25,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import ad
 import kc_otel
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.environment import checking_answers, try_export
+from tests.tools import servers
 from tests.tools.contracts import contract_of
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def compare(tokens):
 
 @dataclass
 class Receiver:
-    """What an endpoint got, one parsed request per export, and by which methods it was asked."""
+    """What an endpoint got, one parsed request per export, and at which paths."""
 
     endpoint: str
     protocol: str = "http/protobuf"
@@ -71,34 +71,16 @@ class Receiver:
 
 @contextmanager
 def answering(status, media, body):
-    """A server that answers every POST so; `body` is bytes, or makes them."""
+    """A server that answers every request so; `body` is bytes, or makes them."""
+    found = Receiver("")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            found.requests.append(
-                ExportMetricsServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
-            )
-            self.answer(status, body() if callable(body) else body)
+    def respond(path, _, content):
+        found.asked.add(path)
+        found.requests.append(ExportMetricsServiceRequest.FromString(content))
+        return status, {"content-type": media, "location": "/login"}, body() if callable(body) else body
 
-        def do_GET(self):
-            self.answer(200, b"")
-
-        def answer(self, status, content):
-            found.asked.add(self.command)
-            self.send_response(status)
-            for name, value in (("content-type", media), ("content-length", str(len(content))), ("location", "/login")):
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        found = Receiver(f"http://127.0.0.1:{server.server_port}")
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with servers.answering(respond) as found.endpoint:
         yield found
-        server.shutdown()
 
 
 @contextmanager
@@ -232,7 +214,7 @@ def test_only_the_answers_of_a_receiver_are_a_success(recorder_to, status, media
     """A recorder that gets a redirect, a login page or noise says that nothing gets through, and follows nothing."""
     with answering(status, media, body) as found, recorder_to(found) as recorder:
         assert recorder.force_flush(20.0) is taken
-    assert found.asked == {"POST"}
+    assert found.asked == {"/v1/metrics"}
 
 
 @PROTOCOLS
