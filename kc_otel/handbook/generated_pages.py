@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pkgutil
 import re
-import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
@@ -20,7 +19,6 @@ from kc_otel.contract.units import format_duration
 
 if TYPE_CHECKING:
     import griffe
-    from mkdocs.config.defaults import MkDocsConfig
 
 FOLDER: Final = Path(__file__).parent / "pages"
 PYTHON_PACKAGES: Final = {
@@ -60,14 +58,6 @@ def page(path: str) -> str:
     written, mark, _ = (FOLDER / path).read_text(encoding="utf-8").partition(f"{_MARK}\n")
     assert mark, f"{path} has no line {_MARK}"
     return "\n\n".join((f"{written}{_MARK}", *filter(None, PAGES[path]()))) + "\n"
-
-
-def on_post_build(config: MkDocsConfig) -> None:
-    """Remove files that an English site does not need: source maps, other languages' word lists, sitemaps."""
-    site = Path(config.site_dir)
-    for unused in (*site.rglob("*.map"), site / "sitemap.xml", site / "sitemap.xml.gz"):
-        unused.unlink(missing_ok=True)
-    shutil.rmtree(site / "assets/javascripts/lunr", ignore_errors=True)
 
 
 def fields_page() -> Iterable[str]:

@@ -21,7 +21,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
-from kc_otel.contract.registry.own_metrics import METRICS, Instrument, label_name, prometheus_name
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument, label, prometheus_name
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, kept_since
@@ -141,7 +141,7 @@ def exposition(metrics: SelfMetrics) -> bytes:
                 metric = METRICS[name]
                 counts = metric.instrument is Instrument.COUNTER
                 kind: Any = core.CounterMetricFamily if counts else core.GaugeMetricFamily
-                labels = [label_name(attribute) for attribute in metric.attributes]
+                labels = [label(attribute) for attribute in metric.attributes]
                 family = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=labels)
                 for *values, number in rows:
                     family.add_metric(values, number)

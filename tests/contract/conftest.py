@@ -14,6 +14,12 @@ _HEAD = (
 _CLAUSE = "statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.004}]"
 
 
+def clause(section: str = "numerical", **fields: object) -> str:
+    """A line of YAML with a section of one clause."""
+    written = ", ".join(f"{name}: {value}" for name, value in {"id": "x", "limit": 0.1, **fields}.items())
+    return f"{section}: [{{{written}}}]"
+
+
 def _written(*lines: str, clause: bool = True) -> str:
     return "\n".join((*_HEAD, *lines, *((_CLAUSE,) if clause else ()), ""))
 

@@ -10,12 +10,7 @@ from kc_otel.contract.lint import lint
 from kc_otel.contract.registry.clause_metrics import OPERATORS, Unit
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import limitation
-
-
-def _clause(**fields: object) -> str:
-    written = ", ".join(f"{name}: {value}" for name, value in {"id": "x", "limit": 0.1, **fields}.items())
-    return f"[{{{written}}}]"
-
+from tests.contract.conftest import clause
 
 _ROWS = {"metric": "operator_ulp", "operator": "attention"}
 
@@ -40,7 +35,7 @@ _ROWS = {"metric": "operator_ulp", "operator": "attention"}
     ],
 )
 def test_units_that_mean_nothing_are_refused_at_their_line(written, said, section, fields, message):
-    (problem, *more) = said(written(f"{section}: {_clause(**fields)}"))
+    (problem, *more) = said(written(clause(section, **fields)))
     assert problem.startswith(f"c.yaml:5: {message}")
     assert not more
 
@@ -48,7 +43,7 @@ def test_units_that_mean_nothing_are_refused_at_their_line(written, said, sectio
 @pytest.mark.parametrize("metric", ["tv_seq", "reward_drift_bound"])
 def test_a_sequence_metric_is_not_observed_per_token(written, said, metric):
     text = written(
-        "assumptions: {reward_range: [0, 1]}", f"statistical: {_clause(metric=metric, unit='token')}", clause=False
+        "assumptions: {reward_range: [0, 1]}", clause("statistical", metric=metric, unit="token"), clause=False
     )
     assert said(text) == [
         f"c.yaml:6: statistical[0].unit: {metric} is observed once per sequence, not per token; remove unit"
@@ -189,8 +184,8 @@ def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said,
     )
     assert "because p90 cannot be judged by prompt" in problem
     assert "trigger it, or write `unit: token` if this window is what matters" in problem
-    for clause in ("metric: tv_token, statistic: p90, unit: token", "metric: tv_token"):
-        assert said(written(*_acting(clause, *more), clause=False)) == []
+    for other in ("metric: tv_token, statistic: p90, unit: token", "metric: tv_token"):
+        assert said(written(*_acting(other, *more), clause=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -211,35 +206,28 @@ def test_nobody_is_warned_where_nothing_acts_on_tokens(written, said, clause, mo
     assert said(written(*_acting(clause, more), clause=False)) == []
 
 
-def _on_operator(**fields: object) -> str:
-    written = ", ".join(f"{name}: {value}" for name, value in {"id": "x", "limit": 4, **fields}.items())
-    return f"numerical: [{{{written}}}]"
-
-
 @pytest.mark.parametrize("metric", OPERATORS)
 def test_an_operator_metric_names_its_operator(written, said, metric):
-    (problem,) = said(written(_on_operator(metric=metric), clause=False))
+    (problem,) = said(written(clause(metric=metric, limit=4), clause=False))
     assert problem.startswith(f"c.yaml:5: numerical[0].metric: {metric} is measured on single operators; add the name")
     assert "operator: attention" in problem
-    accepted = said(written(_on_operator(metric=metric, operator="attention", limit=0.5), clause=False))
+    accepted = said(written(clause(metric=metric, operator="attention", limit=0.5), clause=False))
     assert all("warning" in line for line in accepted)
 
 
 def test_other_metrics_name_none(written, said):
-    (problem,) = said(
-        written(_on_operator(metric="tv_exact", unit="token", limit=0.1, operator="attention"), clause=False)
-    )
+    (problem,) = said(written(clause(metric="tv_exact", unit="token", limit=0.1, operator="attention"), clause=False))
     assert problem.startswith("c.yaml:5: numerical[0].operator: tv_exact is not measured on single operators")
     assert all(key in problem for key in OPERATORS)
 
 
 @pytest.mark.parametrize("name", ["attention", "model.layers.0.mlp", "aten::linear", "Qwen3/o_proj-1", "7"])
 def test_names_of_modules_and_torch_operators_are_accepted(contract, name):
-    made = contract(_on_operator(metric="operator_ulp", statistic="max", operator=f"'{name}'"), clause=False)
+    made = contract(clause(metric="operator_ulp", statistic="max", operator=f"'{name}'"), clause=False)
     assert made.operators == (name,)
-    clause = {"id": "x", "metric": "operator_ulp", "limit": 1, "operator": name}
+    written = {"id": "x", "metric": "operator_ulp", "limit": 1, "operator": name}
     schema = json_schema()
-    jsonschema.Draft202012Validator({**schema["$defs"]["Clause"], "$defs": schema["$defs"]}).validate(clause)
+    jsonschema.Draft202012Validator({**schema["$defs"]["Clause"], "$defs": schema["$defs"]}).validate(written)
 
 
 @pytest.mark.parametrize("name", ["", "layers.*.mlp", "a b", ".a", "a.", "x" * 101, "a\n", "é"])

@@ -5,14 +5,10 @@ import pytest
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.lint import lint
 from kc_otel.contract.model import Assumptions, Contract
+from tests.contract.conftest import clause
 
 _ROUTE = "escalation: [{on: fail, do: [{route: train-kernel}]}]"
 _LATENCY = "runtime: [{id: ttft, metric: gen_ai.server.time_to_first_token, limit: 800ms}]"
-
-
-def _clause(section: str = "numerical", **fields: object) -> str:
-    written = ", ".join(f"{name}: {value}" for name, value in {"id": "x", "limit": 0.1, **fields}.items())
-    return f"{section}: [{{{written}}}]"
 
 
 @pytest.mark.parametrize(
@@ -27,16 +23,16 @@ def _clause(section: str = "numerical", **fields: object) -> str:
         # slices
         (["slices: {a: {where: {n: '>= 10, < 5'}}}"], "5: slices.a.where.n: '>= 10, < 5' can never match"),
         (["slices: {a: {where: {prompt_tokens: many}}}"], "5: slices.a.where.prompt_tokens: 'many' can never match,"),
-        ([_clause(metric="js", slices="{cod: 0.2}")], "5: numerical[0].slices.cod: no slice is named"),
+        ([clause(metric="js", slices="{cod: 0.2}")], "5: numerical[0].slices.cod: no slice is named"),
         (
-            ["slices: {code: {where: {t: code}}}", _clause(metric="js", slices="{cod: 0.2}")],
+            ["slices: {code: {where: {t: code}}}", clause(metric="js", slices="{cod: 0.2}")],
             "6: numerical[0].slices.cod: no slice is named 'cod'; did you mean 'code'?",
         ),
         (
-            ["slices: {code: {where: {t: code}}}", _clause(metric="js", slices="{zzz: 0.2}")],
+            ["slices: {code: {where: {t: code}}}", clause(metric="js", slices="{zzz: 0.2}")],
             "6: numerical[0].slices.zzz: no slice is named 'zzz'; declared are code",
         ),
-        ([_clause(metric="js", slices="{all: 0.2}")], "5: numerical[0].slices.all: 'all' takes the"),
+        ([clause(metric="js", slices="{all: 0.2}")], "5: numerical[0].slices.all: 'all' takes the"),
         (
             [
                 "slices: {late: {where: {position: '>= 64'}}}",
@@ -46,26 +42,26 @@ def _clause(section: str = "numerical", **fields: object) -> str:
         ),
         (["slices: {late: {where: {position: far}}}"], "5: slices.late.where.position: 'far' can never match, as"),
         # limits
-        ([_clause(metric="tv_exact", limit=4)], "5: numerical[0].limit: 4 is more than a total variation can be "),
+        ([clause(metric="tv_exact", limit=4)], "5: numerical[0].limit: 4 is more than a total variation can be "),
         (
-            [_clause(metric="tv_exact", statistic="fraction > 0.5", limit=5)],
+            [clause(metric="tv_exact", statistic="fraction > 0.5", limit=5)],
             "5: numerical[0].limit: 5 is more than a fraction can be (0..1); did you mean 5%?",
         ),
-        ([_clause(metric="tv_exact", limit=1)], "5: numerical[0].limit: 1 can never be exceeded: a total variat"),
-        ([_clause(metric="tv_exact", limit=-0.1)], "5: numerical[0].limit: -0.1 can never be kept: a total var"),
-        ([_clause(metric="js", limit=0.7)], "5: numerical[0].limit: 0.7 is more than a Jensen-Shannon divergence"),
-        ([_clause(metric="logit_half_range", statistic="mean", limit=20)], "5: numerical[0].limit: 20 can never"),
-        ([_clause(metric="logit_half_range", statistic="mean", cap=2, limit=3)], "5: numerical[0].limit: 3 can never"),
-        ([_clause(metric="top1_disagreement", unit="token", cap=0.1, limit=0.05)], "5: numerical[0].cap: top1_disagre"),
-        ([_clause(metric="js", statistic="max", cap=2)], "5: numerical[0].cap: only a mean takes a cap"),
-        ([_clause(metric="entropy_difference", statistic="mean", limit=-9)], "5: numerical[0].limit: -9 can never"),
-        ([_clause("runtime", metric="gen_ai.x", limit=-1)], "5: runtime[0].limit: -1 can never be kept: gen_ai.x is"),
-        ([_clause(metric="js", statistic="fraction > 0.1", limit=2)], "5: numerical[0].limit: 2 is more than a f"),
-        ([_clause(metric="js", statistic="fraction > 0.1", limit=-1)], "5: numerical[0].limit: -1 can never be k"),
-        ([_clause(metric="js", statistic="fraction > 0.7")], "5: numerical[0].statistic: js is never "),
-        ([_clause(metric="js", statistic="fraction > -1")], "5: numerical[0].statistic: js is always "),
+        ([clause(metric="tv_exact", limit=1)], "5: numerical[0].limit: 1 can never be exceeded: a total variat"),
+        ([clause(metric="tv_exact", limit=-0.1)], "5: numerical[0].limit: -0.1 can never be kept: a total var"),
+        ([clause(metric="js", limit=0.7)], "5: numerical[0].limit: 0.7 is more than a Jensen-Shannon divergence"),
+        ([clause(metric="logit_half_range", statistic="mean", limit=20)], "5: numerical[0].limit: 20 can never"),
+        ([clause(metric="logit_half_range", statistic="mean", cap=2, limit=3)], "5: numerical[0].limit: 3 can never"),
+        ([clause(metric="top1_disagreement", unit="token", cap=0.1, limit=0.05)], "5: numerical[0].cap: top1_disagre"),
+        ([clause(metric="js", statistic="max", cap=2)], "5: numerical[0].cap: only a mean takes a cap"),
+        ([clause(metric="entropy_difference", statistic="mean", limit=-9)], "5: numerical[0].limit: -9 can never"),
+        ([clause("runtime", metric="gen_ai.x", limit=-1)], "5: runtime[0].limit: -1 can never be kept: gen_ai.x is"),
+        ([clause(metric="js", statistic="fraction > 0.1", limit=2)], "5: numerical[0].limit: 2 is more than a f"),
+        ([clause(metric="js", statistic="fraction > 0.1", limit=-1)], "5: numerical[0].limit: -1 can never be k"),
+        ([clause(metric="js", statistic="fraction > 0.7")], "5: numerical[0].statistic: js is never "),
+        ([clause(metric="js", statistic="fraction > -1")], "5: numerical[0].statistic: js is always "),
         (
-            ["slices: {a: {where: {t: a}}}", _clause(metric="tv_exact", slices="{a: 40}")],
+            ["slices: {a: {where: {t: a}}}", clause(metric="tv_exact", slices="{a: 40}")],
             "6: numerical[0].slices.a: 40 is more than a total variation can be (0..1); did you mean 0.04?",
         ),
         # window and confidence
@@ -95,23 +91,23 @@ def test_each_rule_refuses_at_its_line(written, said, lines, problem):
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ([_clause("statistical", metric="reward_drift_bound")], "reward_drift_bound needs assumptions.reward_range; "),
+        ([clause("statistical", metric="reward_drift_bound")], "reward_drift_bound needs assumptions.reward_range; "),
         (
-            ["assumptions: {horizon: 9, score_norm_max: 1}", _clause("statistical", metric="gradient_bias_bound")],
+            ["assumptions: {horizon: 9, score_norm_max: 1}", clause("statistical", metric="gradient_bias_bound")],
             "gradient_bias_bound needs assumptions.advantage_max; write `assumptions: {advantage_max: 5}` with",
         ),
-        ([_clause("statistical", metric="clip_budget_share")], "clip_budget_share needs assumptions.clip; write"),
+        ([clause("statistical", metric="clip_budget_share")], "clip_budget_share needs assumptions.clip; write"),
         (
-            ["assumptions: {reward_range: [0, 2]}", _clause("statistical", metric="reward_drift_bound", limit=2)],
+            ["assumptions: {reward_range: [0, 2]}", clause("statistical", metric="reward_drift_bound", limit=2)],
             "2 can never be exceeded: a reward drift over this reward_range is at most 2",
         ),
         (
-            ["assumptions: {reward_range: [0, 2]}", _clause("statistical", metric="reward_drift_bound", limit=3)],
+            ["assumptions: {reward_range: [0, 2]}", clause("statistical", metric="reward_drift_bound", limit=3)],
             "3 is more than a reward drift over this reward_range can be (0..2); did you mean 0.003?",
         ),
-        ([_clause("statistical", metric="support_deficit", limit=-0.1)], "-0.1 can never be kept: a probability is"),
-        ([_clause("statistical", metric="support_deficit", cap=0.5)], "statistical[0].cap: the mean ratio without a"),
-        ([_clause("statistical", metric="k1", limit=5)], "5 can never be exceeded: the interval is for the mean of"),
+        ([clause("statistical", metric="support_deficit", limit=-0.1)], "-0.1 can never be kept: a probability is"),
+        ([clause("statistical", metric="support_deficit", cap=0.5)], "statistical[0].cap: the mean ratio without a"),
+        ([clause("statistical", metric="k1", limit=5)], "5 can never be exceeded: the interval is for the mean of"),
         (["statistical: []"], "the contract has no clause; add one under numerical, statistical or runtime"),
     ],
 )
@@ -132,9 +128,9 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
             ],
             "add `{id: ulp-tail, metric: operator_ulp, operator: attention, statistic: fraction > 5, limit: 1%}` with",
         ),
-        ([_clause(metric="js", statistic="p99.9")], "a p99.9 cannot PASS at confidence 0.99 with fewer than 5296 "),
-        ([_clause(metric="logit_half_range")], "numerical[0].metric: a p99.9 cannot PASS"),
-        ([_clause(metric="js", limit=0)], "0 can never PASS"),
+        ([clause(metric="js", statistic="p99.9")], "a p99.9 cannot PASS at confidence 0.99 with fewer than 5296 "),
+        ([clause(metric="logit_half_range")], "numerical[0].metric: a p99.9 cannot PASS"),
+        ([clause(metric="js", limit=0)], "0 can never PASS"),
         (
             [_LATENCY, "escalation: [{on: fail, clauses: [ttft], do: [{route: train-kernel}]}]"],
             "escalation[0].do[0]: a route needs the kernel version of a breach",
@@ -156,8 +152,8 @@ def test_what_is_probably_not_meant_is_a_warning(written, said, lines, problem):
         [_LATENCY, "escalation: [{on: fail, repeat: 30m, do: [{webhook: pager}]}]"],
         [_LATENCY, "escalation: [{on: fail, clauses: [token-tv, ttft], do: [{route: train-kernel}]}]"],
         # A limit of 0 on a share holds while none is seen; and who acts on the one that was seen acts on a fact.
-        [_clause(metric="js", statistic="fraction > 0.1", limit=0), _ROUTE],
-        [_clause(metric="top1_disagreement", limit=0), _ROUTE],
+        [clause(metric="js", statistic="fraction > 0.1", limit=0), _ROUTE],
+        [clause(metric="top1_disagreement", limit=0), _ROUTE],
     ],
 )
 def test_sound_steps_and_promises_are_accepted(written, said, lines):

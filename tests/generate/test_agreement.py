@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,8 @@ from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Status
 from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.stats import Histogram, Interval
+from kc_otel.stats import Histogram
 from kc_otel.stats.histogram import Buckets
-from kc_otel.stats.interval import Binned
-from kc_otel.stats.means import Placement, capped_mean_interval, mean_interval
 
 pytestmark = pytest.mark.slow
 
@@ -145,79 +143,43 @@ def attributes(contract: Contract, slice: str) -> dict[str, str]:
     return {"kc.contract": contract.name, "kc.slice": slice, **PAIR}
 
 
-def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interval:
-    """The interval that a rule's has to contain, at the rule's own error probabilities."""
-    levels = alphas(contract)
-    given = {"alpha_lower": levels.lower, "alpha_upper": levels.upper}
-    if clause.parsed_statistic.kind != "mean":
-        return clause_interval(clause, contract.assumptions, sample, **given)
-    quantity, scale, offset = clause.quantity, 1.0, 0.0
-    if clause.metric in DERIVED:
-        scale, offset = factors(clause.metric, contract.assumptions)
+def bernstein(clause: Clause, contract: Contract, values: np.ndarray) -> tuple[float, float]:
+    """The interval whose closed form the rules are, of what was observed: Maurer and Pontil 2009, Theorem 4.
 
-    def in_unit(of: Interval) -> Interval:
-        lower, upper = sorted(scale * side + offset for side in (of.lower, of.upper))
-        return replace(of, estimate=scale * of.estimate + offset, lower=lower, upper=upper)
-
-    if scale < 0:
-        given = {"alpha_lower": levels.upper, "alpha_upper": levels.lower}
-    if math.isfinite(quantity.high):
-        return in_unit(bernstein_interval(sample, low=quantity.low, high=quantity.high, **given))
-    cap = clause.cap or quantity.cap
-    cut = clause.cap is not None
-    sure = capped_mean_interval(sample, low=quantity.low, high=quantity.high, cap=cap, cut=cut, **given)
-    low, high = max(quantity.low, -cap), min(quantity.high, cap)
-    inside = sample.lower[0] >= low and sample.upper[-1] <= high
-    return in_unit(bernstein_interval(sample, low=low, high=high, **given) if inside else sure)
-
-
-def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
-    """The interval whose closed form the rules are: Maurer and Pontil 2009, Theorem 4, for a quantity in [low, high].
-
-    Each side is `mean +- (sqrt(2 V ln(2/alpha) / n) + 7 (high - low) ln(2/alpha) / (3 (n - 1)))`, V the sample
-    variance; a side claims nothing where an observation lies outside of the range.
+    What lies beyond a clause's cap counts as the cap; where something lies beyond its quantity's, that side is open.
     """
-    plain = replace(
-        mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper),
-        method="empirical Bernstein",
-    )
-    if not plain.samples:
-        return plain
-    known = Placement.of(sample, low, high)
-    lower = max(low, known.least - _deviation(known, high - low, alpha_lower))
-    upper = min(high, known.most + _deviation(known, high - low, alpha_upper))
-    return replace(
-        plain,
-        lower=lower if math.isfinite(plain.lower) else plain.lower,
-        upper=upper if math.isfinite(plain.upper) else plain.upper,
-    )
+    quantity, levels = clause.quantity, alphas(contract)
+    scale, offset = of_metric(clause, contract)
+    bound, n = clause.cap or quantity.cap, values.size
+    low, high = max(quantity.low, -bound), min(quantity.high, bound)
+    cut, upside_down = values.clip(low, high), scale < 0
+
+    def side(sign: int, alpha: float, end: float) -> float:
+        log, beyond = math.log(2.0 / alpha), clause.cap is None and (sign * values > sign * end).any()
+        if n < 2 or beyond:
+            return sign * math.inf
+        half = math.sqrt(2.0 * cut.var(ddof=1) * log / n) + 7.0 * (high - low) * log / (3.0 * (n - 1))
+        return sign * min(sign * end, sign * cut.mean() + half)
+
+    sides = side(-1, levels[upside_down], low), side(1, levels[not upside_down], high)
+    lower, upper = sorted(scale * end + offset for end in sides)
+    return lower, upper
 
 
-def _deviation(known: Placement, width: float, alpha: float) -> float:
-    if known.n < 2:
-        return math.inf
-    log = math.log(2.0 / alpha)
-    return math.sqrt(2.0 * _variance(known) * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
+def of_metric(clause: Clause, contract: Contract) -> tuple[float, float]:
+    return factors(clause.metric, contract.assumptions) if clause.metric in DERIVED else (1.0, 0.0)
 
 
-def _variance(known: Placement) -> float:
-    """Largest possible sample variance (denominator n - 1) of the cut sample.
-
-    Of all worst placements it is the one that raises exactly the bins whose middle lies above the centre, or, where
-    the sum does not allow that, the nearest one that it allows.
-    """
-    center = (known.least + known.most) / 2.0
-    room = known.count * (known.upper - known.lower)
-    best = float(known.count @ known.lower + room[known.lower + known.upper > 2.0 * center].sum()) / known.n
-    values, weights = known.worst(min(max(best, known.least), known.most))
-    return float(weights @ (values - center) ** 2) / (known.n - 1)
-
-
-def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float, float]:
-    """The statistic in float64, and how far a histogram's estimate may be from it."""
+def observed(clause: Clause, ratios: np.ndarray) -> np.ndarray:
+    """The clause's quantity of tokens with these log ratios, float64."""
     w = np.exp(ratios)
     of = {"tv_token": np.maximum(1 - w, 0), "abs_log_ratio": abs(ratios), "log_ratio": ratios, "ratio": w}
-    values, statistic = of[clause.quantity.key], clause.parsed_statistic
+    return of[clause.quantity.key]
+
+
+def truth(clause: Clause, contract: Contract, values: np.ndarray) -> tuple[float, float]:
+    """The statistic in float64, and how far a histogram's estimate may be from it."""
+    statistic = clause.parsed_statistic
     match statistic.kind:
         case "quantile":
             # The bucket of an observation that is at most two ranks away.
@@ -229,9 +191,8 @@ def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float
         case "fraction":
             cut = (values > statistic.argument / 1.05) & (values <= statistic.argument * 1.05)
             return float((values > statistic.argument).mean()), float(cut.mean()) + 1e-9
-    scale, offset = factors(clause.metric, contract.assumptions) if clause.metric in DERIVED else (1.0, 0.0)
-    found = scale * float(values.mean()) + offset
-    return found, 1e-6 * scale**2 * float(abs(values).mean())
+    scale, offset = of_metric(clause, contract)
+    return scale * float(values.mean()) + offset, 1e-6 * scale**2 * float(abs(values).mean())
 
 
 @pytest.fixture(scope="module")
@@ -269,12 +230,19 @@ def holds(contract: Contract, clause: Clause, stream: Any, window: str, at: int)
     ratios, content = stream.between(at, seen.window if window == "short" else seen.long_window)
     if not ratios.size:
         return None
-    inner = interval_to_hold(clause, contract, content[clause.quantity.key].binned())
-    found, near = truth(clause, contract, ratios)
+    values, kind = observed(clause, ratios), clause.parsed_statistic.kind
+    found, near = truth(clause, contract, values)
+    if kind == "mean":
+        lower, upper = bernstein(clause, contract, values)
+    else:
+        sample, levels = content[clause.quantity.key].binned(), alphas(contract)
+        inner = clause_interval(
+            clause, contract.assumptions, sample, alpha_lower=levels.lower, alpha_upper=levels.upper
+        )
+        lower, upper = inner.lower, inner.upper
+        if kind != "max":
+            lower, upper = min(lower, inner.estimate), max(upper, inner.estimate)
     cell = f'{{kc_clause="{clause.id}", kc_slice="{stream.slice}", kc_window="{window}"}}'
-    lower, upper = inner.lower, inner.upper
-    if clause.parsed_statistic.kind != "max":
-        lower, upper = min(lower, inner.estimate), max(upper, inner.estimate)
     slack = 1e-9 * (1 + abs(found))
     wanted = (
         f"kc_rule_window_lower{cell} <= bool {lower + slack:.17g}",

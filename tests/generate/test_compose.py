@@ -7,12 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 
-from kc_otel.cli import register
 from kc_otel.contract.load import load
 from kc_otel.generate.grafana import DATASOURCE_UID
+from tests.tools.commands import accepted
 
 COLLECTOR = Path(__file__).parents[2] / "dashboards" / "provisioning" / "collector" / "config.yaml"
 
@@ -67,13 +66,14 @@ def test_the_evaluator_understands_how_it_is_started(compose: dict, repository: 
     in_image = json.loads(re.search(r"^CMD (\[.*\])$", (repository / "Dockerfile").read_text(), re.MULTILINE)[1])
     for command in (compose["services"]["evaluator"]["command"], in_image):
         assert command[:2] == ["serve", "/contracts"]
-        given = {word.partition("=")[0] for word in command if word.startswith("--")}
-        app = typer.Typer()
-        register(app, "serve")
-        known = {
-            option for param in typer.main.get_command(app).params for option in (*param.opts, *param.secondary_opts)
-        }
-        assert given <= known
+        accepted(command)
+
+
+def test_the_file_says_which_version_of_compose_it_needs(repository: Path) -> None:
+    """`required: false` of env_file is new in Compose 2.24."""
+    text = (repository / "docker-compose.yml").read_text()
+    assert "required: false" in text
+    assert "Compose 2.24" in text.split("name: kc-otel", maxsplit=1)[0]
 
 
 def test_what_we_build_runs_without_rights(compose: dict, repository: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from kc_otel.contract.load import load_all
 from kc_otel.contract.policy import Action
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, label_name, prometheus_name
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, label, prometheus_name
 from kc_otel.generate.files import RL_UID
 from kc_otel.generate.grafana import grafana_files, queries, sdk
 from kc_otel.generate.grafana.boards import board_file
@@ -25,7 +25,7 @@ from kc_otel.judge.verdict import Status
 NAMES = ("overview", "slice", "rl", "promotion", "health")
 METRIC_NAMES = {prometheus_name(metric) for metric in METRICS.values()}
 HISTOGRAM_NAMES = {prometheus_name(quantity) for quantity in RECORDED.values()}
-LABELS = {label_name(name) for name in ATTRIBUTES}
+LABELS = {label(name) for name in ATTRIBUTES}
 WORST, EVERY = 7, 11
 """Tables of the overview."""
 DATASOURCES = {("prometheus", "${datasource}"), ("tempo", "${traces}")}

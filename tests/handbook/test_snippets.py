@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -29,6 +28,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import METRICS, prometheus_name
 from tests.handbook.snippets import EXAMPLES, PAGES, ROOT, Snippet, commands, prose, snippets
+from tests.tools.commands import accepted, kc_otel, named
 
 BASE = """\
 apiVersion: kernel-contract/v1
@@ -45,12 +45,6 @@ READERS_PROGRAMS = {
     "vllm", "curl", "echo", "docker", "git", "kubectl", "otelcol-contrib", "mimirtool", "openssl", "cp", "export",
     "opentelemetry-instrument", "promtool", "ray", "torchrun", "python", "sleep",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kc_otel_command() -> Any:
-    cli._register()
-    return typer.main.get_command(cli.app)
 
 
 def ids(found: list[Snippet]) -> dict[str, Any]:
@@ -149,24 +143,15 @@ def test_json_is_json(snippet: Snippet) -> None:
 
 
 @pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, *EXAMPLES, language="sh")))
-def test_commands_exist_with_these_options(snippet: Snippet, kc_otel_command: Any) -> None:
+def test_commands_exist_with_these_options(snippet: Snippet) -> None:
     for words in commands(snippet.text):
-        known(words, kc_otel_command)
+        known(words)
 
 
-def named(command: Any, words: list[str]) -> tuple[Any, list[str]]:
-    """The command that words begin with, and the words after it."""
-    while words and words[0] in (getattr(command, "commands", None) or {}):
-        command, words = command.commands[words[0]], words[1:]
-    return command, words
-
-
-def known(words: list[str], command: Any) -> None:
+def known(words: list[str]) -> None:
     program, arguments = words[0], words[1:]
     if program == "kc-otel":
-        command, arguments = named(command, arguments)
-        assert not (getattr(command, "commands", None) and arguments), f"no such command: {' '.join(words)}"
-        command.make_context("kc-otel", list(arguments))
+        accepted(arguments)
     elif program == "make":
         targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert {word for word in arguments if "=" not in word} <= targets, words
@@ -180,20 +165,20 @@ def known(words: list[str], command: Any) -> None:
         assert program.rpartition("/")[2] in READERS_PROGRAMS, words
 
 
-def test_every_help_has_examples_that_exist(kc_otel_command: Any) -> None:
+def test_every_help_has_examples_that_exist() -> None:
 
     def walk(command: Any, path: str) -> None:
         examples = examples_of(command)
         for line in examples:
             assert line.startswith(path), line
             for words in commands(line):
-                known(words, kc_otel_command)
+                known(words)
         below = getattr(command, "commands", {})
         assert examples or below, path
         for name, subcommand in below.items():
             walk(subcommand, f"{path} {name}")
 
-    walk(kc_otel_command, "kc-otel")
+    walk(kc_otel(), "kc-otel")
 
 
 SAYING = [
@@ -204,15 +189,15 @@ SAYING = [
 COMMAND = re.compile(r"(?P<quoted>(?:`|\$ |/)?)kc-otel (?P<words>[a-z][a-z-]*(?: [a-z-]+)*)(?P<rest>[^`;),\"\n]*)")
 
 
-def test_messages_name_commands_that_exist(kc_otel_command: Any) -> None:
+def test_messages_name_commands_that_exist() -> None:
     """A command in a message, a comment, the page or an example has this name, and the options that stand beside it."""
     checked = 0
     for path in SAYING:
         for said in COMMAND.finditer(path.read_text(encoding="utf-8")):
             if not said["quoted"] and " --" not in said["rest"]:
                 continue  # a sentence about kc-otel
-            command, _ = named(kc_otel_command, said["words"].split())
-            whole = command is not kc_otel_command and (
+            command, _ = named(said["words"].split())
+            whole = command is not kc_otel() and (
                 not getattr(command, "commands", None) or not said["rest"].strip(" `")
             )
             assert whole, f"{path.relative_to(ROOT)}: no such command: {said[0]}"
@@ -249,12 +234,12 @@ def test_queries_name_metrics_that_exist(snippet: Snippet) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_names_in_backticks_exist(page: Path, kc_otel_command: Any) -> None:
+def test_names_in_backticks_exist(page: Path) -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "kc_otel").rglob("*.py"))
     for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(page)):
         if re.match(r"kc-otel [a-z]", code):
-            command, words = named(kc_otel_command, shlex.split(code)[1:])
-            assert command is not kc_otel_command, code
+            command, words = named(shlex.split(code)[1:])
+            assert command is not kc_otel(), code
             options = {option for parameter in command.params for option in parameter.opts}
             assert {word.split("=")[0] for word in words if word.startswith("--")} <= {*options, "--help"}, code
         elif found := re.fullmatch(r"(kc_otel(?:\.\w+)+)(?:\(.*\))?", code):
@@ -266,7 +251,7 @@ def test_names_in_backticks_exist(page: Path, kc_otel_command: Any) -> None:
                 r"KC_OTEL_WEBHOOK_PAGER_(URL|SECRET|SECRET_FILE|FORMAT|AUTHORIZATION|ALLOW_PRIVATE)$", code
             ), code
         elif re.fullmatch(r"make [a-z-]+", code):
-            known(code.split(), kc_otel_command)
+            known(code.split())
 
 
 def resolves(dotted: str) -> bool:

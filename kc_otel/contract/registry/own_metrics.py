@@ -6,7 +6,6 @@ adds no suffix: `_ratio` says nothing about a verdict.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -254,24 +253,13 @@ _ATTRIBUTES: Final = (
 ATTRIBUTES: Final[dict[str, Attribute]] = {a.name: a for a in _ATTRIBUTES}
 
 
-_SUFFIXES: Final[dict[str, str]] = {"s": "_seconds", "ms": "_milliseconds", "By": "_bytes", "%": "_percent"}
-_INVALID_CHARACTER: Final = re.compile(r"[^a-zA-Z0-9_]")
+_SUFFIXES: Final = {"s": "_seconds", "By": "_bytes"}
 
 
 def prometheus_name(metric: Metric | Quantity) -> str:
     """Prometheus name of a metric: dots to underscores, the unit's suffix, `_total` for counters."""
-    name = _INVALID_CHARACTER.sub("_", metric.name)
-    suffix = _SUFFIXES.get(metric.unit, "")
-    if suffix and not name.endswith(suffix):
-        name += suffix
-    if isinstance(metric, Metric) and metric.instrument is Instrument.COUNTER:
-        name += "_total"
-    return name
-
-
-def label_name(attribute: str) -> str:
-    """Prometheus label of an attribute: `kc.kernel.train` becomes `kc_kernel_train`."""
-    return _INVALID_CHARACTER.sub("_", attribute)
+    total = "_total" * (isinstance(metric, Metric) and metric.instrument is Instrument.COUNTER)
+    return f"{metric.name.replace('.', '_')}{_SUFFIXES.get(metric.unit, '')}{total}"
 
 
 def metric(name: str) -> str:
@@ -280,8 +268,8 @@ def metric(name: str) -> str:
 
 
 def label(name: str) -> str:
-    """Prometheus label of the registry's attribute of this name; KeyError if there is none."""
-    return label_name(ATTRIBUTES[name].name)
+    """Prometheus label of the registry's attribute of this name, `kc_slice` for kc.slice; KeyError if there is none."""
+    return ATTRIBUTES[name].name.replace(".", "_")
 
 
 def selector(name: str, matchers: Mapping[str, str] | None = None, *more: str) -> str:

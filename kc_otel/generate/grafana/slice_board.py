@@ -157,8 +157,8 @@ def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Any:
     return panels.verdicts(id, title, about, (target(query, legend(name)),), height=8, span=8)
 
 
-def _cells(name: str, how: str = "max") -> str:
-    return f"{how}({queries.cells(name, _CLAUSE, how=how)})"
+def _cells(name: str) -> str:
+    return f"max({queries.cells(name, _CLAUSE)})"
 
 
 _TRACES: Final = "${traces}"

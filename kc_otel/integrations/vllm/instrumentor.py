@@ -255,12 +255,12 @@ class CaptureCounters:
         """Yield the metric families that a `prometheus_client` registry collects."""
         from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
 
-        from kc_otel.contract.registry.own_metrics import label_name, prometheus_name  # noqa: PLC0415 - few are scraped
+        from kc_otel.contract.registry.own_metrics import label, prometheus_name  # noqa: PLC0415 - few are scraped
 
         for name in _NAMES:
             known = _BY_NAME[name]
             family = CounterMetricFamily(
-                prometheus_name(known), known.meaning, labels=[label_name(a) for a in known.attributes]
+                prometheus_name(known), known.meaning, labels=[label(a) for a in known.attributes]
             )
             for observation in self._observed(name):
                 given = observation.attributes or {}
