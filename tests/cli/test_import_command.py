@@ -126,8 +126,6 @@ def test_a_second_import_to_a_contract_measures_nothing_again(run, tmp_path):
     assert "UTC: not measured again (--again does)" in out
     assert "of 2 sequences 2 measured" in run(*arguments, "--again")[1]
     assert "of 0 sequences 0 measured" in run(*arguments)[1]
-    for again, number in ((), 0), (("--again",), 2), (("--again",), 0):
-        assert f"of {number} sequences" in run(*arguments, "--done", "done.txt", *again)[1]
     (tmp_path / "other.yaml").write_text(CONTRACT.replace("name: a", "name: b"))
     assert "of 2 sequences 2 measured" in run("token_exports", "--contract", "other.yaml")[1]
 
@@ -176,7 +174,7 @@ def test_two_imports_at_once_measure_a_file_once(tmp_path):
 
 
 def test_finished_files_are_remembered_and_only_what_is_appended_is_measured(run, tmp_path):
-    arguments = ("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
+    arguments = ("token_exports", "--contract", "contract.yaml")
     path = tmp_path / "token_exports" / "step_3" / "rank_0.jsonl"
     assert "1 files exported, 0 failed; of 2 sequences" in run(*arguments)[1]
     assert "0 files exported" in run(*arguments)[1]
@@ -196,8 +194,8 @@ def test_finished_files_are_remembered_and_only_what_is_appended_is_measured(run
 )
 def test_what_nothing_exports_is_not_called_exported(run, tmp_path, monkeypatch, name, value, said):
     monkeypatch.setenv(name, value)
-    code, out, err = run("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
-    assert (code, (tmp_path / "done.jsonl").exists()) == (1, False)
+    code, out, err = run("token_exports", "--contract", "contract.yaml")
+    assert (code, (tmp_path / "state" / "kc-otel" / "imported-a.jsonl").read_text()) == (1, "")
     assert "0 files exported, 1 failed" in out
     assert f"rank_0.jsonl: {said}" in err
 
@@ -222,10 +220,6 @@ def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
         (["nowhere"], "nowhere: there is no such file or folder"),
         (["token_exports", "--columns", "train"], "--columns: 'train' is not ROLE=COLUMN"),
         (["token_exports", "--attribute", "=x"], "--attribute: '=x' is not NAME=VALUE"),
-        (
-            ["token_exports", "--done", "contract.yaml"],
-            "contract.yaml: 'apiVersion: kernel-contract/v1' is no record of a finished file",
-        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(run, tmp_path, arguments, said):
