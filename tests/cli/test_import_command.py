@@ -16,15 +16,11 @@ from kc_otel.cli import measure_commands
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.record.telemetry import environment
 from kc_otel.recordings.importers.importer import Ledger, _Measured, unseen
+from tests.tools.contracts import contract_text
 from tests.tools.memory import Memory
 
-CONTRACT = """apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: a, version: 1, owner: o}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-slices: {math: {where: {env_name: math}}}
-statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.01}]
-"""
+CLAUSES = [{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.01}]
+CONTRACT = contract_text("a", slices={"math": {"where": {"env_name": "math"}}}, statistical=CLAUSES)
 
 
 def line(tokens=40, seed=0, **changes):
@@ -126,7 +122,7 @@ def test_a_second_import_to_a_contract_measures_nothing_again(run, tmp_path):
     assert "UTC: not measured again (--again does)" in out
     assert "of 2 sequences 2 measured" in run(*arguments, "--again")[1]
     assert "of 0 sequences 0 measured" in run(*arguments)[1]
-    (tmp_path / "other.yaml").write_text(CONTRACT.replace("name: a", "name: b"))
+    (tmp_path / "other.yaml").write_text(contract_text("b", statistical=CLAUSES))
     assert "of 2 sequences 2 measured" in run("token_exports", "--contract", "other.yaml")[1]
 
 
