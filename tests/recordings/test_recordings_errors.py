@@ -129,7 +129,7 @@ def test_rows_that_are_masked_out_do_not_shift_the_places_of_others(problems):
 def test_columns_that_are_missing_or_ambiguous(problems):
     assert problems({"a": [-1.0], "inference_logprobs": [-1.0]}) == [
         (
-            "no column has the train kernel's log-probabilities; there are a, inference_logprobs. "
+            "no column has the train kernel's log-probabilities; there are a and inference_logprobs. "
             "Name it train_logprobs, or say which it is with columns, such as train=NAME"
         )
     ]

@@ -34,7 +34,7 @@ from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete
 from kc_otel.recordings.read_table import LinesRead, Problems, RewrittenError, lines
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, lag_unknown
-from kc_otel.recordings.recording_files import read_file
+from kc_otel.recordings.recording_files import digest_of, read_file
 
 _log: Final = logging.getLogger("kc_otel")
 _INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")
@@ -138,7 +138,7 @@ class Importer:
     def _measure(self, path: Path) -> None:
         before = known = self._ledger.measured(path)
         about, by_lines = path.stat(), path.name.lower().endswith(LINE_ENDINGS)
-        whole = "" if by_lines else _digest(path)
+        whole = "" if by_lines else digest_of(path)
         new, read = True, LinesRead()
         if known is not None:
             read = LinesRead(known.lines, known.digest) if by_lines else read
@@ -455,14 +455,9 @@ def _first(found: Recording | None) -> str:
     """Return the digest of a file's first sequence, "" where there is none."""
     if found is None:
         return ""
-    return hashlib.sha256(found.rows("train")[0].tobytes() + found.rows("inference")[0].tobytes()).hexdigest()
+    return next(found.digests()).hex()
 
 
 def _state(path: Path) -> tuple[str, int, int]:
     about = path.stat()
     return str(path.resolve()), about.st_size, about.st_mtime_ns
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
