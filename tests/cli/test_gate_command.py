@@ -198,7 +198,7 @@ def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("missing.npz",), "missing.npz: cannot be read (No such file or directory)"),
+        (("missing.npz",), "missing.npz: there is no such file or folder"),
         (("LOG", "LOG"), "has the same content as"),
         (("LOG", "--require", "tv"), "--require: the contract has no clause 'tv'; there are exact, token-tv, lag"),
         (("LOG", "--slice", "cod"), "--slice: the contract has no slice 'cod'; did you mean 'code'?"),
