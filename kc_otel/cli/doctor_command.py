@@ -6,7 +6,6 @@ data that have arrived. Neither changes anything; the only thing sent is an expo
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,21 +17,17 @@ from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, troubles
-from kc_otel.cli.terminal import PrintJson, unusable
+from kc_otel.cli.terminal import PrintJson, show, unusable
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load, load_all
 from kc_otel.contract.measuring_paths import Finding, MeasuringPath, left_open
 from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
-from kc_otel.contract.plain_text import plain
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import listed
 from kc_otel.judge.point_streams import OUTCOME_SENTENCES
 
-_STYLE: Final = {"error": "bold red", "warning": "yellow", "ok": "green"}
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
 _API_PORT: Final = 4320
 _TAKEN_OUTCOMES: Final = frozenset({"accepted", "partial"})
@@ -89,16 +84,12 @@ def doctor(
             "This process's environment": list(of_sender(os.environ, loaded, path)),
             f"The evaluator at {url}": there,
         }
-    if as_json:
-        typer.echo(json.dumps({name: [asdict(check) for check in found] for name, found in sections.items()}, indent=2))
-    else:
-        console = Console(soft_wrap=True)
-        for name, found in sections.items():
-            console.print(Text(name, style="bold"))
-            for check in found or [Finding("ok", "no problem found")]:
-                console.print(Text(f"  {check.level}: ", style=_STYLE[check.level]).append(plain(check.what), style=""))
-                if check.remedy:
-                    console.print(Text(f"      {plain(check.remedy)}"))
+    lines = []
+    for name, found in sections.items():
+        lines.append(name)
+        for check in found or [Finding("ok", "no problem found")]:
+            lines += [f"  {check.level}: {check.what}", *([f"      {check.remedy}"] if check.remedy else [])]
+    show(lines, {name: list(map(asdict, found)) for name, found in sections.items()}, as_json=as_json)
     raise typer.Exit(any(check.level == "error" for found in sections.values() for check in found))
 
 

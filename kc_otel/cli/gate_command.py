@@ -234,7 +234,7 @@ def _judge(
     decides. Evidence of an earlier gate is removed first: this one may end without a decision. Inputs stay.
     """
     with unusable():
-        read = list(filter(Path.exists, _files([contract, *inputs])))
+        read = files_of(filter(Path.exists, map(Path, [contract, *inputs])))
         for option, report in (("--junit", junit), ("--markdown", markdown)):
             if report is not None and report.exists() and any(map(report.samefile, read)):
                 raise ValueError(f"{option}: {report} is an input of this command; name another file")
@@ -248,7 +248,7 @@ def _judge(
         kernels = _kernels(promise, kernel or (), url)
         check_terms(promise, terms)
         given = recordings(kernels, lambda so_far: decides(promise, so_far, kernels, terms))
-        paths = _files(given)
+        paths = [file for path in given for file in files_of([Path(path)])]
         if not paths:
             raise ValueError(f"{', '.join(map(str, given))}: holds no recording and no file of a trainer")
         loaded = [read_input(path, terms) for path in paths]
@@ -259,10 +259,6 @@ def _judge(
     said = (f"  {line}" for line in gate_report.lines(gate))
     show((f"{gate.decision.outcome}: {gate_report.headline(gate)}", *said, *written))
     raise typer.Exit(_EXIT[gate.decision.outcome])
-
-
-def _files(paths: Iterable[str | Path]) -> list[Path]:
-    return [file for path in map(Path, paths) for file in (files_of([path]) if path.is_dir() else [path])]
 
 
 def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel, Kernel]:

@@ -59,13 +59,7 @@ def import_files(
     columns: Columns = None,
     attribute: SequenceAttributes = None,
     follow: Annotated[bool, typer.Option(help="Keep importing files as they appear, until stopped.")] = False,
-    done: Annotated[
-        Path | None,
-        typer.Option(
-            help="A further list of finished files, which are skipped, beside that of the user.", metavar="FILE"
-        ),
-    ] = None,
-    again: Annotated[bool, typer.Option(help="Measure files again, but for those that --done lists.")] = False,
+    again: Annotated[bool, typer.Option(help="Measure finished files again.")] = False,
 ) -> None:
     """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
@@ -90,8 +84,7 @@ def import_files(
         if not follow and not files_of(paths):
             raise ValueError(f"{', '.join(map(str, paths))}: holds no recording and no file of a trainer")
         loaded = load(contract)
-        own_list = default_ledger(loaded.name)
-        ledger = Ledger(*filter(None, (done, own_list)), unread=own_list if again else None)
+        ledger = Ledger(default_ledger(loaded.name), again=again)
         if missing := [str(path) for path in paths if not path.exists()]:
             logging.getLogger("kc_otel").info("waiting for %s", listed(missing))
         if finished := [path for path in files_of(filter(Path.exists, paths)) if path in ledger]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import Scalar
+from kc_otel.contract.words import listed
 from kc_otel.recordings.recording import PROMPT_IDS, RecordingError, with_prompt
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -74,13 +75,14 @@ ATTRIBUTES: Final = "attributes"
 def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | None) -> dict[str, str]:
     """Role -> name of its column, for every role that a file has; `columns` are those that the caller says."""
     names = list(present)
+    there = listed(names, 20) or "no columns"
     problems = []
     found: dict[str, str] = {}
     for role, column in (columns or {}).items():
         if role not in ALIASES:
             problems.append(f"{source}: columns: {role!r} is not a role; roles are {', '.join(ALIASES)}")
         elif column not in names:
-            problems.append(f"{source}: columns: there is no column {column!r} for {role}; there are {_listed(names)}")
+            problems.append(f"{source}: columns: there is no column {column!r} for {role}; there are {there}")
         else:
             found[role] = column
     for role, aliases in ALIASES.items():
@@ -97,7 +99,7 @@ def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | No
             if role == MASK:
                 found.update({f"{MASK} {name}": name for name in matching[1:]})
     problems += [
-        f"{source}: no column has the {role} kernel's log-probabilities; there are {_listed(names)}. "
+        f"{source}: no column has the {role} kernel's log-probabilities; there are {there}. "
         f"Name it {ALIASES[role][0]}, or say which it is with columns, such as {role}=NAME"
         for role in ("train", "inference")
         if role not in found and role not in (columns or {}) and not problems
@@ -105,11 +107,6 @@ def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | No
     if problems:
         raise RecordingError(*problems)
     return found
-
-
-def _listed(names: list[str]) -> str:
-    most = 20
-    return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "no columns"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -350,20 +347,14 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def arrow(path: Path) -> Any:
-    """The modules pyarrow and pyarrow.parquet; a RecordingError where they are not installed."""
+def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
+    """Read the rows of a .parquet file, some hundred at a time."""
     try:
         with extra("parquet", ".parquet"):
-            import pyarrow  # noqa: ICN001, PLC0415 - an optional dependency
+            import pyarrow as pa  # noqa: PLC0415 - an optional dependency
             import pyarrow.parquet  # noqa: PLC0415
     except MissingExtraError as error:
         raise RecordingError(f"{path}: {error}") from None
-    return pyarrow
-
-
-def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """Read the rows of a .parquet file, some hundred at a time."""
-    pa = arrow(path)
     try:
         with pa.parquet.ParquetFile(path) as file:
             batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE))

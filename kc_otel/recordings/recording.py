@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -137,6 +138,11 @@ class Recording:
         """A per-token column by sequence, or nothing where the recording does not have it."""
         values = getattr(self, name)
         return [] if values is None else np.split(values, self.starts[1:])
+
+    def digests(self) -> Iterator[bytes]:
+        """Digests of both sides' numbers of each sequence."""
+        for train, inference in zip(self.rows("train"), self.rows("inference"), strict=True):
+            yield hashlib.sha256(train.tobytes() + inference.tobytes()).digest()
 
     @property
     def unread_reward(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from kc_otel.record.measure.altered import offset_by_row
 from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.checks import LOOK, TOO_SURE, check_block, more_than_all, penalised, swapped
-from kc_otel.record.measure.sampled import renormalised, saturated
+from kc_otel.record.measure.sampled import TOLERANCE, renormalised, saturated
 from kc_otel.record.weight_versions import as_version
 from kc_otel.recordings.importers.trainer_files import files_of, trainer_of, trainer_table
 from kc_otel.recordings.read_table import (
@@ -43,8 +44,6 @@ _HALF_PRECISION: Final = 0.25
 """Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
 _FEW_SEQUENCES_SHARE: Final = 0.05
 """Share of sequences with a fault of their own up to which a fault of all others is told first."""
-_TOLERANCE_NATS: Final = 1e-3
-"""As in `measure.checks`: how far above 0 a log-probability may be."""
 
 
 def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Recording:
@@ -54,9 +53,9 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
     .parquet is a sequence. `columns` maps roles to column names. A RecordingError has each kind of fault, and how often
     it occurs.
     """
-    where, refusals = Path(path), Problems()
+    refusals = Problems()
     try:
-        found = (_table(file, refusals, columns) for file in (files_of([where]) if where.is_dir() else [where]))
+        found = (_table(file, refusals, columns) for file in files_of([Path(path)]))
         tables = [table for table in found if table is not None]
     except OSError as error:
         raise RecordingError(str(error)) from None
@@ -87,6 +86,12 @@ def read_file(
         return assembled(table, check=not table.trainer)
     except RecordingError as error:
         raise RecordingError(*error.problems, sequences=len(table.attributes)) from None
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _table(
@@ -322,12 +327,12 @@ def _impossible(role: str, values: NDArray[np.float64], *, density: bool) -> tup
     if density:
         return values == np.inf, "a log-density is finite"
     over = float(np.max(values, initial=0.0, where=np.isfinite(values)))
-    if role in {"train", "inference"} and over == 1.0 and (values[values > _TOLERANCE_NATS] == over).all():
+    if role in {"train", "inference"} and over == 1.0 and (values[values > TOLERANCE] == over).all():
         return np.zeros(values.shape, dtype=np.bool_), ""  # a placeholder, for `check_block` to tell
     if role in {"train", "inference"} and over <= _HALF_PRECISION:
         why = "above 0 by the rounding of a log-sum-exp in half precision; compute the log-softmax in float32"
-        return values > _TOLERANCE_NATS, why
-    return values > _TOLERANCE_NATS, (
+        return values > TOLERANCE, why
+    return values > TOLERANCE, (
         "a log-probability is at most 0: is it a logit or a probability? A loss is positive, and rows of log-densities "
         "say density: true"
     )
@@ -339,7 +344,7 @@ def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np
         if (kept := given.get(f"{side}_kept")) is not None:
             given[side] = renormalised(given[side], kept)
             note(side, np.isnan(given[side]), "the kernel has no mass on the tokens that were kept")
-            note(side, given[side] > _TOLERANCE_NATS, f"over the mass in {side}_kept_logprobs: was the token kept?")
+            note(side, given[side] > TOLERANCE, f"over the mass in {side}_kept_logprobs: was the token kept?")
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:

@@ -26,6 +26,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from kc_otel.contract.slices import LENGTH
 from kc_otel.record.measure.arrays import floats
+from kc_otel.record.measure.sampled import TOLERANCE
 from kc_otel.record.pairing import content_key
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.telemetry.recorder_points import RecorderStats
@@ -35,7 +36,6 @@ from kc_otel.recordings.scoring import Scorer, UnavailableError, UnscorableError
 from kc_otel.recordings.spool import SpoolReader
 
 _log: Final = logging.getLogger("kc_otel")
-_ABOVE_ZERO_TOLERANCE: Final = 1e-3
 _TAKEN_AT_ONCE: Final = 256
 _FLUSH_SECONDS: Final = 10.0
 _TRACES: Final = TraceContextTextMapPropagator()
@@ -117,16 +117,14 @@ class Rescorer:
             else:
                 self._refuse(request, *why)
                 finished.append(number)
-        prompts = [content_key((), request.prompt_ids) for _, request in kept]
-        rollouts = Counter(prompts)
+        rollouts = Counter(content_key((), request.prompt_ids) for _, request in kept)
         for batch in batches([request for _, request in kept], self._batch_tokens):
             requests = [kept[index][1] for index in batch]
             if stop.is_set():
                 break
-            groups = {id(kept[index][1]): (prompts[index], rollouts[prompts[index]]) for index in batch}
             scored, logprobs = self._scored(requests)
             if scored:
-                self._record(scored, logprobs, groups)
+                self._record(scored, logprobs, rollouts)
             finished += [kept[index][0] for index in batch]
         return finished
 
@@ -167,11 +165,9 @@ class Rescorer:
         )
         return _checked(requests, found, 2 if kept else 1)
 
-    def _record(
-        self, requests: Sequence[SampledRequest], logprobs: Sequence[Any], groups: Mapping[int, tuple[str, int]]
-    ) -> None:
-        """Record requests; of each, by its identity, the name of its prompt and how many rollouts that has."""
-        first = requests[0]
+    def _record(self, requests: Sequence[SampledRequest], logprobs: Sequence[Any], rollouts: Mapping[str, int]) -> None:
+        """Record requests, given how many rollouts each prompt has, by the name that its tokens give it."""
+        first, prompts = requests[0], [content_key((), request.prompt_ids) for request in requests]
         processing = effective(first.processing)
         self._recorder.rollout(inference=first.kernel)
         masses = [logprob[1] for logprob in logprobs] if np.ndim(logprobs[0]) == 2 else None
@@ -184,8 +180,8 @@ class Rescorer:
             processing=(processing, processing),
             kept=None if masses is None else (masses, None),
             weights=(self._weights, first.weights if versions[0] is None else versions),
-            groups=[groups[id(request)][0] for request in requests],
-            group_size=[groups[id(request)][1] for request in requests],
+            groups=prompts,
+            group_size=[rollouts[prompt] for prompt in prompts],
             links=[link for request in requests if (link := _link(request.traceparent)) is not None],
             presampled=True,
         )
@@ -266,7 +262,7 @@ def _checked(requests: Sequence[SampledRequest], logprobs: Sequence[Any], rows: 
                 f"{request.token_ids.size} sampled tokens; return one log-probability per sampled token{more}"
             )
         values = floats(scores)
-        wrong = values[~(values <= _ABOVE_ZERO_TOLERANCE)]
+        wrong = values[~(values <= TOLERANCE)]
         if wrong.size:
             raise RescoreError(
                 f"request {request.request_id}: the score function returned {wrong[0]:g}, which is no log-probability"

@@ -62,17 +62,6 @@ def slices(answer):
     return {part["slice"]: part for part in answer["slices"]}
 
 
-def test_a_side_in_half_precision_is_noted(run, tmp_path):
-    rng = np.random.default_rng(0)
-    inference = -rng.exponential(1.0, (20, 30)) - 0.1
-    for name, train in (("half", inference.astype(np.float16)), ("whole", inference * 1.001)):
-        np.savez(tmp_path / f"{name}.npz", train_logprobs=train, inference_logprobs=inference)
-    said = "the train side all lie on float16's grid"
-    assert said in json.loads(run(tmp_path / "half.npz", "--json")[1])["notes"][0]
-    assert said in run(tmp_path / "half.npz")[1]
-    assert json.loads(run(tmp_path / "whole.npz", "--json")[1])["notes"] == []
-
-
 @pytest.mark.parametrize(("name", "said"), [("often", "380 of 400 sequences repeat others"), ("copy", "one side is a")])
 def test_each_command_tells_of_copies_and_of_a_copied_side(command, tmp_path, monkeypatch, contract, name, said):
     """Verdicts and limits count a sequence once, as the gate does; no limits follow from a side that is a copy."""
@@ -91,6 +80,7 @@ def test_each_command_tells_of_copies_and_of_a_copied_side(command, tmp_path, mo
     _, out, err = command("compare")(log)
     assert (said in out, f"{len(sides[0])} sequences" in out) == (True, True), err
     assert "count all the same" in out or name == "copy"
+    assert said in json.loads(command("compare")(log, "--contract", contract, "--json")[1])["notes"][0]
     out = tmp_path / "made.yaml"
     code, _, err = command("init")("--reward-budget", 0.1, "--baseline", log, "--out", out)
     assert (code, out.exists()) == ((2, False) if name == "copy" else (0, True))

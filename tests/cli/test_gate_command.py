@@ -185,15 +185,6 @@ def test_the_contract_may_come_from_standard_input(run, tmp_path):
     assert json.loads(record.read_text())["offline"]["contract"] == CONTRACT
 
 
-def test_a_side_in_half_precision_is_noted(run, contract, tmp_path):
-    made = write(tmp_path / "half.npz", logits=False)
-    assert "grid" not in run("gate", "run", contract, made)[1]
-    with np.load(made) as file:
-        arrays = dict(file)
-    np.savez(made, **arrays | {"train_logprobs": arrays["train_logprobs"].astype(np.float16)})
-    assert "note: " + made.as_posix() + ": log-probabilities of the train side" in run("gate", "run", contract, made)[1]
-
-
 def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path):
     """Waiting for more of the same would be for ever."""
     contract.write_text(
@@ -207,7 +198,7 @@ def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("missing.npz",), "missing.npz: cannot be read (No such file or directory)"),
+        (("missing.npz",), "missing.npz: there is no such file or folder"),
         (("LOG", "LOG"), "has the same content as"),
         (("LOG", "--require", "tv"), "--require: the contract has no clause 'tv'; there are exact, token-tv, lag"),
         (("LOG", "--slice", "cod"), "--slice: the contract has no slice 'cod'; did you mean 'code'?"),

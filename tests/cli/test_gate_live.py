@@ -10,20 +10,18 @@ import pytest
 
 from kc_otel.recordings.recording_files import load_recording
 from tests.tools.completions import completions, table
+from tests.tools.contracts import contract_text
 
 COMMANDS = ("gate",)
 
 pytestmark = pytest.mark.slow
 
-CONTRACT = """apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: rl}
-kernels: {train: {engine: torch}, inference: {engine: vllm, dtype: bfloat16}}
-slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
-statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
-runtime: [{id: lag, metric: weights_lag, limit: 1}]
-observability: {min_samples: 500}
-"""
+CONTRACT = contract_text(
+    slices={task: {"where": {"task": task}} for task in ("code", "prose")},
+    statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}],
+    runtime=[{"id": "lag", "metric": "weights_lag", "limit": 1}],
+    observability={"min_samples": 500},
+)
 PROMPTS, TOKENS = 60, 80
 
 

@@ -29,41 +29,40 @@ def run(tmp_path, command):
     return invoke
 
 
-def test_the_command_prints_the_observations_that_each_clause_needs(run):
-    code, out, err = run()
-    assert (code, err) == (0, "")
-    rows = " ".join(out.split())
-    assert "token-tv all and code 2,000 tokens" in rows
-    assert "seq-tv all and code 100 prompts" in rows
-    assert "lag all and code 1 batch" in rows
-    assert "batchs" not in out
+RATE = ("--tokens-per-second", "1000")
 
 
-def test_time_is_observations_over_rate_and_a_window_for_each_further_pass(run):
-    """2,000 tokens at 1,000 a second and 5 % take 40 s, on a tenth of them 400 s; two more windows follow."""
-    code, out, err = run("--tokens-per-second", "1000", "--share", "code=0.1")
-    assert (code, err) == (0, "")
-    rows = " ".join(out.split())
-    assert "token-tv all 2,000 tokens about 10 min 40 s" in rows
-    assert "token-tv code 2,000 tokens about 2 h 6 min" in rows
-    assert "seq-tv all 100 prompts about 13 min 20 s" in rows
-    assert "lag all and code 1 batch -" in rows
-
-
-def test_traffic_that_is_too_thin_for_the_long_window_is_refused(run):
-    """2,000 tokens take 11 hours at 0.05 a second."""
-    code, out, err = run("--tokens-per-second", "1000", "--share", "code=0.001")
-    assert code == 2
-    assert "token-tv code 2,000 tokens never" in " ".join(out.split())
-    assert "token-tv on code can never pass: its observations take longer than the long window of 1h" in err
-
-
-def test_a_slice_needs_its_share(run):
-    code, out, _ = run("--tokens-per-second", "1000")
-    assert code == 0
-    assert "token-tv code 2,000 tokens -" in " ".join(out.split())
-    assert "no time on code: give --share code=PART of the traffic" in out
-    assert "no time" not in run()[1]
+@pytest.mark.parametrize(
+    ("options", "limit", "exits", "said"),
+    [
+        (
+            (), 0.05, 0,
+            ("token-tv all and code 2,000 tokens", "seq-tv all and code 100 prompts", "lag all and code 1 batch"),
+        ),
+        # 2,000 tokens at 5 % take 40 s, on a tenth of them 400 s; two more windows follow.
+        (
+            (*RATE, "--share", "code=0.1"), 0.05, 0,
+            ("token-tv all 2,000 tokens about 10 min 40 s", "token-tv code 2,000 tokens about 2 h 6 min",
+             "seq-tv all 100 prompts about 13 min 20 s", "lag all and code 1 batch -"),
+        ),
+        # At 0.05 a second they take 11 hours.
+        (
+            (*RATE, "--share", "code=0.001"), 0.05, 2,
+            ("token-tv code 2,000 tokens never",
+             "token-tv on code can never pass: its observations take longer than the long window of 1h"),
+        ),
+        (RATE, 0.05, 0, ("token-tv code 2,000 tokens -", "no time on code: give --share code=PART of the traffic")),
+        (
+            (), 0, 2,
+            ("token-tv all and code never", "token-tv on all and code can never pass: not even identical kernels"),
+        ),
+    ],
+)  # fmt: skip
+def test_it_says_what_a_gate_needs_and_how_long_that_takes(run, options, limit, exits, said):
+    code, out, err = run(*options, text=CONTRACT.replace("limit: 0.05", f"limit: {limit}"))
+    text = " ".join((out + err).split())
+    assert (code, [part for part in said if part not in text]) == (exits, [])
+    assert ("no time" in text) is (options == RATE)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +77,3 @@ def test_a_share_that_cannot_be_used_is_refused(run, share, said):
     code, _, err = run("--share", share)
     assert code == 2
     assert said in err
-
-
-def test_a_gate_that_can_never_pass_is_refused(run):
-    """It would hold every version for ever; the clause is named."""
-    code, out, err = run(text=CONTRACT.replace("limit: 0.05", "limit: 0"))
-    assert code == 2
-    assert "token-tv all and code never" in " ".join(out.split())
-    assert "token-tv on all and code can never pass: not even identical kernels" in err

@@ -7,16 +7,11 @@ import json
 import pytest
 
 from tests.serve.test_escaped import HOSTILE
+from tests.tools.contracts import contract_text
 
 COMMANDS = ("compare", "import", "replay")
 
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
-statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
-"""
+CONTRACT = contract_text(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}])
 ROW = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5], "token_ids": [1, 2]}
 hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 named = pytest.mark.parametrize("text", [text for text in HOSTILE.values() if text.isascii() and "\n" not in text])

@@ -16,15 +16,11 @@ from kc_otel.cli import measure_commands
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.record.telemetry import environment
 from kc_otel.recordings.importers.importer import Ledger, _Measured, unseen
+from tests.tools.contracts import contract_text
 from tests.tools.memory import Memory
 
-CONTRACT = """apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: a, version: 1, owner: o}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-slices: {math: {where: {env_name: math}}}
-statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.01}]
-"""
+CLAUSES = [{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.01}]
+CONTRACT = contract_text("a", slices={"math": {"where": {"env_name": "math"}}}, statistical=CLAUSES)
 
 
 def line(tokens=40, seed=0, **changes):
@@ -126,9 +122,7 @@ def test_a_second_import_to_a_contract_measures_nothing_again(run, tmp_path):
     assert "UTC: not measured again (--again does)" in out
     assert "of 2 sequences 2 measured" in run(*arguments, "--again")[1]
     assert "of 0 sequences 0 measured" in run(*arguments)[1]
-    for again, number in ((), 0), (("--again",), 2), (("--again",), 0):
-        assert f"of {number} sequences" in run(*arguments, "--done", "done.txt", *again)[1]
-    (tmp_path / "other.yaml").write_text(CONTRACT.replace("name: a", "name: b"))
+    (tmp_path / "other.yaml").write_text(contract_text("b", statistical=CLAUSES))
     assert "of 2 sequences 2 measured" in run("token_exports", "--contract", "other.yaml")[1]
 
 
@@ -176,7 +170,7 @@ def test_two_imports_at_once_measure_a_file_once(tmp_path):
 
 
 def test_finished_files_are_remembered_and_only_what_is_appended_is_measured(run, tmp_path):
-    arguments = ("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
+    arguments = ("token_exports", "--contract", "contract.yaml")
     path = tmp_path / "token_exports" / "step_3" / "rank_0.jsonl"
     assert "1 files exported, 0 failed; of 2 sequences" in run(*arguments)[1]
     assert "0 files exported" in run(*arguments)[1]
@@ -196,8 +190,8 @@ def test_finished_files_are_remembered_and_only_what_is_appended_is_measured(run
 )
 def test_what_nothing_exports_is_not_called_exported(run, tmp_path, monkeypatch, name, value, said):
     monkeypatch.setenv(name, value)
-    code, out, err = run("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
-    assert (code, (tmp_path / "done.jsonl").exists()) == (1, False)
+    code, out, err = run("token_exports", "--contract", "contract.yaml")
+    assert (code, (tmp_path / "state" / "kc-otel" / "imported-a.jsonl").read_text()) == (1, "")
     assert "0 files exported, 1 failed" in out
     assert f"rank_0.jsonl: {said}" in err
 
@@ -222,10 +216,6 @@ def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
         (["nowhere"], "nowhere: there is no such file or folder"),
         (["token_exports", "--columns", "train"], "--columns: 'train' is not ROLE=COLUMN"),
         (["token_exports", "--attribute", "=x"], "--attribute: '=x' is not NAME=VALUE"),
-        (
-            ["token_exports", "--done", "contract.yaml"],
-            "contract.yaml: 'apiVersion: kernel-contract/v1' is no record of a finished file",
-        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(run, tmp_path, arguments, said):

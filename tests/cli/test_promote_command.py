@@ -10,40 +10,34 @@ import httpx
 import pytest
 
 from kc_otel.cli import promote_command
-from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
+from tests.tools.contracts import contract_of
 
 pytestmark = pytest.mark.slow
 
-TEXT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
-statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
-observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
-promotion: {windows: 1, steps: [5%], skip: [offline-ci]}
-"""
+CONTRACT = contract_of(
+    statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}],
+    promotion={"windows": 1, "steps": ["5%"], "skip": ["offline-ci"]},
+)
 NUMBERS = {"PASS": (0.01, 0.005, 0.015), "INCONCLUSIVE": (0.02, 0.01, 0.03), "FAIL": (0.05, 0.04, 0.06)}
 
 
 class Driven:
     """An evaluator in this process whose evaluations say what the test wants, a minute apart."""
 
-    def __init__(self, text: str = TEXT) -> None:
-        contract = load_text(text)
+    def __init__(self) -> None:
         self.connection = open_state(None)
-        self.core = Core([contract], self.connection, external_url="", now=0.0)
+        self.core = Core([CONTRACT], self.connection, external_url="", now=0.0)
         self.status, self.now, self.fails_after, self.ticks = "PASS", 1e10, None, 0
         self.core.evaluator.evaluate = lambda now: {
             "policy": Evaluation(now, (
                 Verdict(
                     Cell("policy", "token-tv", "all", "trainA", "v2"), Status(self.status), now, 0.02,
-                    *NUMBERS[self.status], 3000, "short", "betting", "numbers", 1, contract.hash, "population",
+                    *NUMBERS[self.status], 3000, "short", "betting", "numbers", 1, CONTRACT.hash, "population",
                 ),
             ))
         }  # fmt: skip

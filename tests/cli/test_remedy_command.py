@@ -90,12 +90,3 @@ def test_what_cannot_be_used_is_refused_with_the_reason(run, arguments, why):
     code, _, err = run(*arguments)
     assert code == 2
     assert why in err
-
-
-@pytest.mark.slow
-def test_a_hostile_name_reaches_no_terminal(run, tmp_path):
-    """The file's name is shown without what would move a cursor."""
-    (tmp_path / "log.npz").rename(tmp_path / "<b>[red]\x1b[31m.npz")
-    code, out, err = run("<b>[red]\x1b[31m.npz", "--contract", "kept.yaml")
-    assert code == 0, err
-    assert "\x1b" not in out

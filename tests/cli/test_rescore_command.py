@@ -18,14 +18,10 @@ from kc_otel.recordings.spool import Spool, SpoolReader
 from kc_otel.recordings.worst_sequences import read_worst
 from tests.recordings.test_rescore import request
 from tests.tools.completions import completions, table
+from tests.tools.contracts import contract_text
 from tests.tools.memory import Memory
 
-CONTRACT = """apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: a, version: 1, owner: o}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.01}]
-"""
+CONTRACT = contract_text("a", statistical=[{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.01}])
 MODULE = """
 import numpy as np
 

@@ -123,16 +123,6 @@ def test_a_server_scores_what_waits_for_rescoring(sglang):
         endpoint_scorer("")
 
 
-def test_a_request_leaves_no_parameter_to_the_server():
-    for body in (protocol.sampling_body("tiny", "Hi", 9), protocol.scoring_body("tiny", (1, 2))):
-        neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        assert neutral.items() <= body.items()
-        assert (body["presence_penalty"], body["frequency_penalty"], body["return_token_ids"]) == (0.0, 0.0, True)
-    assert protocol.sampling_body("tiny", (1, 2), 9)["prompt"] == [1, 2]
-    scoring = protocol.scoring_body("tiny", (1, 2, 7))
-    assert (scoring["prompt"], scoring["prompt_logprobs"], scoring["max_tokens"]) == ([1, 2, 7], 0, 1)
-
-
 def test_a_completion_is_read_with_its_ids_and_log_probabilities():
     """In vLLM's answers -9999 is log 0."""
     found = protocol.sampled(answer(), "Hi")
@@ -322,6 +312,8 @@ def test_both_sides_are_of_the_same_tokens_in_the_order_of_the_prompts():
     assert np.array_equal(recording.train, train.logprobs[before, ids].ravel())
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
                 "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
+    for server in (inference, train):
+        assert all(sampling.items() <= body.items() for path, body in server.requests if path == "/v1/completions")
     about = {"prompt_tokens": 2, "completion_tokens": 6, **sampling}
     prompt_ids = [attributes.pop("prompt_id") for attributes in map(dict, recording.attributes)]
     assert [prompt_ids.index(name) for name in prompt_ids] == [0, 0, 2, 2, 4, 4], "samples of a prompt share its name"

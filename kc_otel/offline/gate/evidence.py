@@ -30,7 +30,6 @@ from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.offline.gate.recorded_gate import (
     GateTerms,
     OfflineGate,
-    digest_of,
     gate_decision,
     gate_recordings,
     not_allowed,
@@ -38,6 +37,7 @@ from kc_otel.offline.gate.recorded_gate import (
 )
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
 from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.recording_files import digest_of
 
 _NUMBER_FIELDS: Final = ("limit", "estimate", "lower", "upper")
 _RELATIVE_TOLERANCE: Final = 1e-9
@@ -66,7 +66,7 @@ def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
     verify_evidence(record)
     if OFFLINE_SECTION not in record:
         raise EvidenceError(f"the record is of stage {record['stage']}, which has no recordings")
-    offline, known = record["offline"], {digest_of(path)[0]: path for path in files}
+    offline, known = record["offline"], {digest_of(path): path for path in files}
     if lost := [about["name"] for about in offline["recordings"] if about["sha256"] not in known]:
         said = "it was changed, or is missing"
         raise EvidenceError("; ".join(f"no file has the checksum of {name}: {said}" for name in lost))

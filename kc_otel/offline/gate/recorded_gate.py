@@ -7,7 +7,6 @@ used. Any other parameter must be neutral.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.checks import remarks
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
-from kc_otel.recordings.recording_files import load_recording
+from kc_otel.recordings.recording_files import digest_of, load_recording
 from kc_otel.recordings.request import NEUTRAL
 
 _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
@@ -103,7 +102,8 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> GatedRecordi
     recording = distinct(load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes))
     if (model := next((row[ONE_MODEL] for row in recording.attributes if ONE_MODEL in row), None)) is not None:
         raise ValueError(of_one_model(str(model), Path(path)))
-    return GatedRecording(Path(path).as_posix(), *digest_of(Path(path)), recording)
+    file = Path(path)
+    return GatedRecording(file.as_posix(), digest_of(file), file.stat().st_size, recording)
 
 
 def _apart(inputs: Sequence[GatedRecording]) -> list[GatedRecording]:
@@ -112,9 +112,7 @@ def _apart(inputs: Sequence[GatedRecording]) -> list[GatedRecording]:
         return list(inputs)
     seen: dict[tuple[bytes, ...], str] = {}
     for of in inputs:
-        sides = zip(of.recording.rows("train"), of.recording.rows("inference"), strict=True)
-        content = tuple(sorted(hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in sides))
-        if content in seen:
+        if (content := tuple(sorted(of.recording.digests()))) in seen:
             raise ValueError(_SHARED_DATA_ERROR.format(of.name, f"the same content as {seen[content]}"))
         seen[content] = of.name
     found = []
@@ -125,12 +123,6 @@ def _apart(inputs: Sequence[GatedRecording]) -> list[GatedRecording]:
             )
         found.append(replace(of, recording=without_repeats(of.recording, first)))
     return found
-
-
-def digest_of(path: Path) -> tuple[str, int]:
-    """SHA-256 of a recording's bytes, 64 hex digits, and their number."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 def gate_recordings(

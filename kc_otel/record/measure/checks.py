@@ -38,10 +38,8 @@ from kc_otel.record.measure.arrays import as_bool, on_host
 from kc_otel.record.measure.blocks import DRIFT, Block, Found, RowFault, SampledBatch, Seen
 from kc_otel.record.measure.processing import processing_faults
 from kc_otel.record.measure.rounding import looks_rounded, rounded_column, rounded_rows
-from kc_otel.record.measure.sampled import saturated
+from kc_otel.record.measure.sampled import TOLERANCE, saturated
 
-_TOLERANCE: Final = 1e-3
-"""Tolerance for a log-probability above 0: a log-softmax in half precision, or a sum in another order."""
 _LOWEST_LOGPROB: Final = -100.0
 """log-probability below which nobody has sampled a token: a mask's or a sentinel's number, as -inf."""
 _PROCESSING: Final = (InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING)
@@ -256,14 +254,14 @@ def _single_numbers(block: Block) -> Found:
     """Rows in which a number cannot be a log-probability, with how many tokens are wrong and which is the first."""
     most, sides = np.maximum(*block.highest), (block.train, block.inference)
     with np.errstate(invalid="ignore"):
-        nan, above, never = np.isnan(most), most > _TOLERANCE, block.lowest[1] < _LOWEST_LOGPROB
+        nan, above, never = np.isnan(most), most > TOLERANCE, block.lowest[1] < _LOWEST_LOGPROB
         if not (nan | above | never).any():
             return []
         filler = InvalidReason.PLACEHOLDER if (most[above] == _FILLER).all() else InvalidReason.POSITIVE_LOGPROB
         sampled = (np.zeros(block.inference.size, dtype=np.bool_), block.inference < _LOWEST_LOGPROB)
         looks = (
             (InvalidReason.NAN_LOGPROB, nan, [np.isnan(side) for side in sides]),
-            (filler, above, [side > _TOLERANCE for side in sides]),
+            (filler, above, [side > TOLERANCE for side in sides]),
             (InvalidReason.IMPOSSIBLE_TOKEN, never & ~nan & ~above, sampled),
         )
     found = []

@@ -29,7 +29,8 @@ LOWEST: Final = -64.0  # smallest log ratio that is told apart from smaller ones
 HIGHEST: Final = 16.0  # largest log ratio that is told apart from larger ones, nats
 REWARD: Final = ("reward_above", "reward_below")
 """Registry keys of what `kc_otel.stats.reward_sides` makes of a sequence's L and its reward, in its order."""
-_TOLERANCE = 1e-3  # as in `measure.checks`: how far above 0 the log of a mass may be
+TOLERANCE: Final = 1e-3
+"""How far above 0 a log-probability may be, nats: by a log-softmax in half precision, or a sum in another order."""
 
 
 def log_ratio(train: Any, inference: Any) -> Any:
@@ -103,7 +104,7 @@ def renormalised(logprobs: Any, kept: Any) -> Any:
         return logprobs
     given, mass = (floats(array) for array in (logprobs, kept))
     with np.errstate(invalid="ignore"):
-        return np.where(mass > _TOLERANCE, np.inf, given - np.minimum(mass, 0))
+        return np.where(mass > TOLERANCE, np.inf, given - np.minimum(mass, 0))
 
 
 def outside_mass(kept: Any, rows: NDArray[np.intp], mask: Any) -> tuple[NDArray[np.float64], NDArray[np.intp]]:

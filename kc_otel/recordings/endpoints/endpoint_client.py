@@ -113,10 +113,7 @@ class CompletionClient:
             ) from None
         if response.status_code in {401, 403}:
             raise self._no_entry(response)
-        listed = _json(response) if response.is_success else None
-        names = protocol.models(listed)
-        self._generates = protocol.is_sglang(listed)
-        self.context = protocol.context(listed)
+        names, self.context, self._generates = protocol.served(_json(response) if response.is_success else None)
         if wanted is not None:
             if names and wanted not in names:
                 raise RefusedError(f"{self.endpoint}: {option}: serves no {wanted!r}; it serves {', '.join(names)}")

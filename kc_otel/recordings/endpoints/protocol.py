@@ -96,12 +96,6 @@ def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
     return tuple(found)
 
 
-def is_sglang(models: Any) -> bool:
-    """Return True if a list of models is SGLang's."""
-    rows = models.get("data") if isinstance(models, dict) else None
-    return bool(rows) and all(isinstance(row, dict) and row.get("owned_by") == "sglang" for row in rows or ())
-
-
 def generation_body(prompt: str | Sequence[int], max_tokens: int) -> dict[str, Any]:
     """A request to SGLang for one completion, with the sampled tokens' ids and log-probabilities."""
     sent = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
@@ -143,17 +137,17 @@ def tokenized(answer: Any) -> tuple[int, ...]:
     return found
 
 
-def models(answer: Any) -> tuple[str, ...]:
-    """Names of the models that an endpoint lists; none where it is no such list."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
-    return tuple(row["id"] for row in rows or () if isinstance(row, dict) and isinstance(row.get("id"), str))
+def served(answer: Any) -> tuple[tuple[str, ...], int | None, bool]:
+    """Names of the models that an endpoint lists, the shortest context among them, and whether it is SGLang.
 
-
-def context(answer: Any) -> int | None:
-    """Tokens of the shortest context among the models that an endpoint lists; None where it does not say."""
+    There are no names where it is no such list, and no context where it does not say.
+    """
     rows = answer.get("data") if isinstance(answer, dict) else None
-    lengths = [row.get("max_model_len") for row in rows or () if isinstance(row, dict)]
-    return min((length for length in lengths if isinstance(length, int)), default=None)
+    known = [row for row in rows or () if isinstance(row, dict)]
+    names = tuple(row["id"] for row in known if isinstance(row.get("id"), str))
+    contexts = (row["max_model_len"] for row in known if isinstance(row.get("max_model_len"), int))
+    sglang = bool(known) and all(row.get("owned_by") == "sglang" for row in known)
+    return names, min(contexts, default=None), sglang
 
 
 def _without(what: str) -> AnswerError:

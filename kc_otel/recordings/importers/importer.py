@@ -34,7 +34,7 @@ from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete
 from kc_otel.recordings.read_table import LinesRead, Problems, RewrittenError, lines
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, lag_unknown
-from kc_otel.recordings.recording_files import read_file
+from kc_otel.recordings.recording_files import digest_of, read_file
 
 _log: Final = logging.getLogger("kc_otel")
 _INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")
@@ -138,7 +138,7 @@ class Importer:
     def _measure(self, path: Path) -> None:
         before = known = self._ledger.measured(path)
         about, by_lines = path.stat(), path.name.lower().endswith(LINE_ENDINGS)
-        whole = "" if by_lines else _digest(path)
+        whole = "" if by_lines else digest_of(path)
         new, read = True, LinesRead()
         if known is not None:
             read = LinesRead(known.lines, known.digest) if by_lines else read
@@ -306,39 +306,34 @@ class _Measured:
 
 
 class Ledger:
-    """Progress in files, remembered once it is exported in each list of `paths`; what `unread` says does not count."""
+    """Progress in files, remembered in a list once it is exported; `again` ignores what the list has so far."""
 
-    def __init__(self, *paths: Path, unread: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, again: bool = False) -> None:
+        self._path = path
+        self._end = path.stat().st_size if path is not None and again else 0
         self._known: dict[str, _Measured] = {}
         self._names: dict[str, str] = {}
         self._prompts: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self.unsaved: dict[Path, _Measured] = {}
-        self._ends = {path: path.stat().st_size if path == unread and path.exists() else 0 for path in paths}
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what has been added to the lists since the last time: by this process, or by another."""
-        for path in self._ends:
-            if path.exists():
-                self._read(path)
-
-    def _read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self._ends[path])
+        """Read what has been added to the list since the last time: by this process, or by another."""
+        if self._path is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._end)
             added = file.read()
         added = added[: added.rfind(b"\n") + 1]  # another process may be writing the last line
-        self._ends[path] += len(added)
+        self._end += len(added)
         unsaved = {str(path.resolve()) for path in self.unsaved}
         for line in added.splitlines():
             try:
                 name, *progress = json.loads(line)
                 measured = _Measured(*progress)
             except (ValueError, TypeError):
-                if line.startswith(b'["'):
-                    _log.warning("%s: a record was cut off, and its file is measured again", path)
-                    continue
-                said = f"{line.decode(errors='replace')[:40]!r} is no record of a finished file"
-                raise ValueError(f"{path}: {said}; give --done a file of its own") from None
+                _log.warning("%s: a record was cut off, and its file is measured again", self._path)
+                continue
             if name not in unsaved and (name not in self._known or self._known[name].at <= measured.at):
                 self._know(name, measured)
 
@@ -381,8 +376,8 @@ class Ledger:
     def save(self) -> set[Path]:
         """Save what was noted, and return the files that are done."""
         records = [json.dumps([str(path.resolve()), *astuple(measured)]) for path, measured in self.unsaved.items()]
-        for place in self._ends if records else ():
-            with place.open("a+b") as file:
+        if self._path is not None and records:
+            with self._path.open("a+b") as file:
                 file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
                 cut_off = file.read(1) not in {b"", b"\n"}  # the process that wrote it was killed
                 file.write("\n".join([*[""] * cut_off, *records, ""]).encode())
@@ -399,7 +394,9 @@ def default_ledger(contract: str) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except (OSError, RuntimeError) as error:
-        _log.warning("a second import will count the files again, because they cannot be listed: %s; use --done", error)
+        _log.warning(
+            "a second import will count the files again, because they cannot be listed: %s; set XDG_STATE_HOME", error
+        )
         return None
     return path
 
@@ -458,14 +455,9 @@ def _first(found: Recording | None) -> str:
     """Return the digest of a file's first sequence, "" where there is none."""
     if found is None:
         return ""
-    return hashlib.sha256(found.rows("train")[0].tobytes() + found.rows("inference")[0].tobytes()).hexdigest()
+    return next(found.digests()).hex()
 
 
 def _state(path: Path) -> tuple[str, int, int]:
     about = path.stat()
     return str(path.resolve()), about.st_size, about.st_mtime_ns
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -224,21 +224,6 @@ def test_rewards_outside_of_their_range_are_told_of_and_no_number_of_them_is_ask
     assert with_rewards([0.0, 1.0] * 1000)[1] == []
 
 
-def test_groups_that_are_nan_name_no_prompts():
-    """A join in pandas leaves such a column; each sequence then counts by itself, and the gate says so."""
-    made, by_prompt = recording(), load_text(TEXT.replace(", unit: token", ""))
-
-    def said(names):
-        rows = tuple({**row, "group": name} for row, name in zip(made.attributes, names, strict=True))
-        return any(
-            "assumes that sequences" in note
-            for note in notes(gated(replace(made, attributes=rows), contract=by_prompt))
-        )
-
-    assert said([math.nan] * 200)
-    assert not said(range(200))
-
-
 def test_a_sequence_without_a_prompt_does_not_make_the_others_independent():
     """It is the only rollout of a prompt of its own."""
     made = recording()

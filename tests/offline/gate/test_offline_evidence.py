@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 
 import numpy as np
@@ -11,13 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.load import load_text
-from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, sealed, verdict_row
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import save_recording
+from tests.offline.gate.conftest import changed, resealed
 
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -59,11 +60,6 @@ def record(files):
     return evidence(files)
 
 
-def sealed(record):
-    changed = {name: value for name, value in record.items() if name != "checksum"}
-    return changed | {"checksum": checksum_of(changed)}
-
-
 def leaves(value, path=()):
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -73,15 +69,6 @@ def leaves(value, path=()):
             yield from leaves(inner, (*path, place))
     else:
         yield path
-
-
-def changed(record, path, value):
-    new = copy.deepcopy(record)
-    inner = new
-    for step in path[:-1]:
-        inner = inner[step]
-    inner[path[-1]] = value
-    return new
 
 
 def at(record, path):
@@ -140,7 +127,7 @@ def test_any_number_that_was_changed_and_sealed_again_is_found_from_the_recordin
     else:
         new = old + data.draw(st.sampled_from([-1, 1])) * data.draw(st.floats(1e-6, 1.0)) * max(abs(old), 1e-9)
     with pytest.raises(EvidenceError):
-        verify_recordings(sealed(changed(record, path, new)), files)
+        verify_recordings(resealed(changed(record, path, new)), files)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +152,7 @@ def test_any_number_that_was_changed_and_sealed_again_is_found_from_the_recordin
 )
 def test_what_does_not_follow_is_found_without_the_recordings(record, path, value, said):
     with pytest.raises(EvidenceError, match=said):
-        verify_evidence(sealed(changed(record, path, value)))
+        verify_evidence(resealed(changed(record, path, value)))
 
 
 def test_a_clause_whose_rows_were_removed_holds_the_gate(record):
@@ -173,7 +160,7 @@ def test_a_clause_whose_rows_were_removed_holds_the_gate(record):
     rows = [row for row in record["verdicts"] if row["clause"] != "token-tv"]
     assert 0 < len(rows) < len(record["verdicts"])
     with pytest.raises(EvidenceError, match="the verdicts lead to 'wait'"):
-        verify_evidence(sealed(changed(record, ("verdicts",), rows)))
+        verify_evidence(resealed(changed(record, ("verdicts",), rows)))
 
 
 def test_a_slice_without_a_verdict_is_found_without_the_recordings(record):
@@ -183,7 +170,7 @@ def test_a_slice_without_a_verdict_is_found_without_the_recordings(record):
         others = [row for row in verdicts if (row["recording"], row["clause"]) == (0, clause)]
         if others and record["verdicts"][left_out]["recording"] == 0:
             with pytest.raises(EvidenceError, match=f"{clause} on {slice} has no verdict"):
-                verify_evidence(sealed(record | {"verdicts": verdicts}))
+                verify_evidence(resealed(record | {"verdicts": verdicts}))
 
 
 def test_a_gate_that_waits_or_refuses_has_sound_evidence_too(files, tmp_path):
@@ -208,13 +195,10 @@ def test_evidence_of_a_gate_that_waits_is_sound_whatever_the_order_of_slices(fil
     assert len(found["decision"]["missing"]) > 2
     verify_recordings(found, files)
     with pytest.raises(EvidenceError, match="the verdicts lead to 'wait'"):
-        verify_evidence(sealed(changed(found, ("decision", "missing"), found["decision"]["missing"][1:])))
+        verify_evidence(resealed(changed(found, ("decision", "missing"), found["decision"]["missing"][1:])))
 
 
 def test_online_evidence_has_no_recordings(contract, make_verdict):
-    from kc_otel.judge.promotion.gate_evidence import sealed, verdict_row
-    from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
-
     decision = Decision(GateOutcome.ADVANCE, Stage.FULL, 3)
     online = sealed(contract, Stage.CANARY, "inferB", decision, [verdict_row(contract, make_verdict())], 0)
     with pytest.raises(EvidenceError, match="stage canary, which has no recordings"):

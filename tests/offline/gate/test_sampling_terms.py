@@ -12,13 +12,14 @@ from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.contract.policy import SAMPLING_PARAMETERS
 from kc_otel.integrations.vllm.delivery import _RESTRICTIONS
-from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
+from kc_otel.judge.promotion.gate_evidence import EvidenceError
 from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import save_recording
 from kc_otel.recordings.request import NEUTRAL
+from tests.offline.gate.conftest import changed, resealed
 
 BARE = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -69,10 +70,8 @@ def test_what_was_in_force_is_in_the_evidence_and_cannot_be_changed(tmp_path):
     verify_evidence(record)
     verify_recordings(record, [path])
     for wrong in ({**said, "top_p": [0.9]}, {**said, "top_p": []}, {**said, "bad_words": [True]}):
-        record["offline"]["recordings"][0]["sampling"] = wrong
-        record["checksum"] = checksum_of({name: value for name, value in record.items() if name != "checksum"})
         with pytest.raises(EvidenceError, match=r"top_p|bad_words"):
-            verify_evidence(record)
+            verify_evidence(resealed(changed(record, ("offline", "recordings", 0, "sampling"), wrong)))
     assert "sampling" not in offline_evidence(gated(path, SOUND, BARE), BARE)["offline"]["recordings"][0]
 
 

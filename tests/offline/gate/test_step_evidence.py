@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import json
@@ -13,7 +12,7 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of, sealed, step_evidence, verdict_row
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, sealed, step_evidence, verdict_row
 from kc_otel.judge.promotion.machine import advance, begin, ordered
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.judge.sample_sizes import typical_size
@@ -24,6 +23,7 @@ from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, decide
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Binned
+from tests.offline.gate.conftest import changed, resealed
 
 ADVANCE = Decision(GateOutcome.ADVANCE, Stage.FULL, 3)
 
@@ -49,21 +49,10 @@ def test_record_says_what_was_promised_and_measured(record, contract):
     assert verdict["kernels"] == {"train": "trainA", "inference": "inferB"}
 
 
-def changed(record, *path_and_value):
-    *path, last, value = path_and_value
-    copied = copy.deepcopy(record)
-    inner = copied
-    for name in path:
-        inner = inner[name]
-    inner[last] = value
-    del copied["checksum"]
-    return copied | {"checksum": checksum_of(copied)}
-
-
 def test_verdict_that_contradicts_its_numbers_is_found(record):
     verdicts = [record["verdicts"][0] | {"upper": 0.005}, record["verdicts"][1] | {"status": "FAIL"}]
     with pytest.raises(EvidenceError) as error:
-        verify_evidence(changed(record, "verdicts", verdicts))
+        verify_evidence(resealed(changed(record, ("verdicts",), verdicts)))
     assert "token-tv on all is PASS, but its upper bound" in str(error.value)
     assert "token-tv on code is FAIL, but its lower bound" in str(error.value)
 
@@ -99,7 +88,7 @@ def test_what_is_no_record_is_refused_and_missing_and_foreign_fields_are_named(r
     broken = {name: value for name, value in record.items() if name != "kernel"} | {"approved": True}
     for other, said in (
         (broken, "kernel is missing; approved is not a field"),
-        (changed(record, "verdicts", [1]), "another shape"),
+        (resealed(changed(record, ("verdicts",), [1])), "another shape"),
         *((other, "not a record") for other in ({}, {"format": "x"}, [], None)),
     ):
         with pytest.raises(EvidenceError, match=said):
@@ -176,7 +165,7 @@ def test_it_says_from_where_to_where_and_who_decided(records, terms):
 
 def test_a_step_whose_verdicts_do_not_pass_is_found(records):
     with pytest.raises(EvidenceError, match="not every verdict is PASS"):
-        verify_evidence(changed(records["advance"], "verdicts", []))
+        verify_evidence(resealed(changed(records["advance"], ("verdicts",), [])))
 
 
 LIMIT = 0.004
