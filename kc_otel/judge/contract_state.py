@@ -16,13 +16,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
+from kc_otel.judge.columns.series_slots import POINTS_PER_CHUNK, SeriesSlots
+from kc_otel.judge.columns.stream_rows import RowContent, StreamRows
 from kc_otel.judge.fail_evidence import FailEvidence
+from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.plain_json import not_later
 from kc_otel.judge.point_streams import Horizon, PointStream, RefusedPoints
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
@@ -32,9 +35,7 @@ from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.stats import Binned
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
-
-if TYPE_CHECKING:
-    from kc_otel.judge.columns.stream_rows import ContractRows
+from kc_otel.stats.interval import Numbers
 
 _CLOCK_TOLERANCE: Final = 30.0
 """Seconds by which a sender's clock may be ahead before its points are refused."""
@@ -92,14 +93,11 @@ class ContractState:
 
     def __init__(self, contract: Contract, *, weighed: bool = True) -> None:
         self.contract = contract
-        self.streams: dict[bytes, PointStream] = {}  # by the digest of their identity, without those in `rows`
-        self.rows: ContractRows | None = None  # streams of which a row is all there is
         self.heard: dict[Pair, Heard] = {}
         self.kernels: dict[tuple[str, str], KernelInfo] = {}  # by role and version
         self.recorders = Recorders(contract.observability.heartbeat, contract.observability.window)
         self.newest: dict[str, dict[Pair, float]] = {}  # newest observation by metric and pair, in order of arrival
         self.events: Counter[str] = Counter()
-        self.changed_streams: set[bytes] = set()
         self.observed: Sequence[SeriesKey] = ()
         self.clock = 0.0
         self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
@@ -116,6 +114,8 @@ class ContractState:
         self._table = SeriesTable(self.panes)
         self.series = self._table.by_key
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
+        self.streams = StreamRows(self._most_streams)
+        self._slots = SeriesSlots(self.streams, self.grids)
         self._window = contract.observability.window
         self.timely = self.grids[SHORT].timely  # seconds up to which a point may be old for the short window
         self.refused = RefusedPoints(max(self._window, _MIN_MISSING_SECONDS))
@@ -123,14 +123,12 @@ class ContractState:
         self._long = max(contract.observability.long_window, self._window)
         self._renewed = self._long - self.grids[LONG].width
 
-    @property
-    def stream_count(self) -> int:
-        """Number of streams that are remembered."""
-        return len(self.streams) + (0 if self.rows is None else len(self.rows))
-
     def horizon(self, now: float) -> Horizon:
-        """Return the time limits for points that arrive now."""
-        if now < self.clock - _CLOCK_TOLERANCE:
+        """Return the time limits for points that arrive now; where the clock went back, so does what is remembered."""
+        ahead = now < self.clock - _CLOCK_TOLERANCE
+        if ahead or (now < self.clock and any(grid.index(now) < grid.index(self.clock) for grid in self.grids)):
+            self.settle()
+        if ahead:
             self._turn_back(now)
         self.clock = max(self.clock, now)
         grid = self.grids[LONG]
@@ -141,17 +139,49 @@ class ContractState:
             gap=_ns(self._window),
         )
 
-    def was_ahead(self, now: float) -> bool:
-        """Return True if the clock has gone back by more than is tolerated, or into an earlier pane."""
-        if now >= self.clock:
-            return False
-        return now < self.clock - _CLOCK_TOLERANCE or any(
-            grid.index(now) < grid.index(self.clock) for grid in self.grids
-        )
+    def fold(self, message: ColumnMessage, rows: Numbers, horizon: Horizon, now: float, number: int) -> int:
+        """Take the plain points of streams that are in these rows [points], -1 for none, of a message with a number.
+
+        The message has which ones, and the series of those that add to these. Returns how many were too old when they
+        arrived for every evaluation of the short window to have them.
+        """
+        records, behind = self.streams.rows, 0
+        for first in range(0, rows.size, POINTS_PER_CHUNK):
+            if not self._slots.has_room:
+                self.settle()
+            own = rows[first : first + POINTS_PER_CHUNK]
+            before = records["count"][own]
+            if gaps := self._slots.fold(message, rows, first, horizon, now, number):
+                self.events["gap"] += gaps
+            taken = np.flatnonzero((message.taken[first : first + own.size] != 0) & (own >= 0))
+            keys = self._table.living(records["series"][own[taken]])
+            for pair in dict.fromkeys(key[2:] for key in keys):
+                self.hear(pair, now)
+            grown = (records["count"][own] > before)[taken].tolist()
+            ages = (now - message.points["time"][first + taken] / 1e9).tolist()
+            too_old: dict[Pair, int] = {}
+            for point, key, more, age in zip((first + taken).tolist(), keys, grown, ages, strict=True):
+                if more:
+                    message.grown[point] = key
+                if age > self.timely:
+                    behind += 1
+                    too_old[key.pair] = point
+            for pair, point in too_old.items():
+                age = now - message.points["time"].item(point) / 1e9
+                self.refused.add("behind", pair, message.sender(point), age, now)
+        return behind
+
+    def settle(self) -> None:
+        """Bring the series up to date with what was folded."""
+        if (found := self._slots.take()) is not None:
+            keys = self._table.living(found.series)
+            self.count_all(keys, found.columns, found.newest.tolist(), found.now.tolist())
 
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it; it adds to the series in `observed`."""
         self.observed = ()
+        if point.histogram.layout is not None and point.metric != INVALID:
+            self.settle()  # other buckets may clear what their series hold
         stream, slices = self._stream_of(point, now), tuple(slices)
         if stream is None:
             for name in slices:
@@ -161,7 +191,6 @@ class ContractState:
             self.hear(pair, now)
             return "other_buckets"
         step = stream.accept(point, horizon)
-        self.changed_streams.add(point.stream)
         if step.event:
             self.events[step.event] += 1
         if step.outcome in {"accepted", "two_writers", "baseline"} and point.metric != INVALID:
@@ -192,18 +221,18 @@ class ContractState:
         stream = self._stream_of(point, now)
         if stream is None:
             return 0
-        self.changed_streams.add(point.stream)
         step = stream.accept(point, horizon)
         return step.increment.count if step.increment is not None else 0
 
     def _stream_of(self, point: Point, now: float) -> PointStream | None:
         """The stream of a point that arrived now, begun anew if there was none; None where there is no room for it."""
-        stream = self.streams.get(point.stream)
+        stream = self.streams.take_out(point.stream)
         if stream is None:
-            if self.stream_count >= self._most_streams:
+            if len(self.streams) >= self._most_streams:
                 return None
-            stream = self.streams[point.stream] = PointStream()
+            stream = self.streams.alone[point.stream] = PointStream()
         stream.heard = now
+        self.streams.changed.add(point.stream)
         return stream
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
@@ -224,6 +253,7 @@ class ContractState:
             series = self._table.begin(key)
             self.version += 1
             self.unjudged.pop(key, None)
+        self._slots.open(series.number, plain=increment.layout is None)
         if increment.layout != series.layout:
             if self.panes.holds(series.number):
                 if key.slice != OTHER:
@@ -347,35 +377,43 @@ class ContractState:
 
     def saved(self) -> Callable[[], None]:
         """Mark everything as saved once the transaction commits; return the function to call if it does not."""
-        streams, rows, cells = self.changed_streams, self.panes.changed, self.evidence.changed
-        self.changed_streams, self.panes.changed, self.evidence.changed = set(), {}, set()
+        rows, self.panes.changed = self.panes.changed, {}
+        cells, self.evidence.changed = self.evidence.changed, set()
         senders, self.recorders.unsaved = self.recorders.unsaved, set()
-        changed_rows = None if self.rows is None else self.rows.saved()
+        unsaved_streams = self.streams.saved()
 
         def unsaved() -> None:
-            self.changed_streams |= streams
+            unsaved_streams()
             for pane, changed in rows.items():
                 self.panes.changed.setdefault(pane, []).extend(changed)
             self.evidence.changed |= cells
             self.recorders.unsaved |= senders
-            if changed_rows is not None:
-                changed_rows()
 
         return unsaved
 
     def restored(self, key: SeriesKey, newest: float) -> Series:
         """A series that the store remembers, made anew."""
         series = self.series.get(key) or self._table.begin(key)
+        self._slots.open(series.number)
         series.newest = max(series.newest, newest)
         self.version += 1
         self.clock = max(self.clock, newest)
         return series
 
-    def evict(self, now: float) -> bool:
-        """Forget streams silent for a long window, and series that no window has anything of; return if any were."""
+    def restore_rows(self, content: RowContent, keys: Iterable[SeriesKey | None]) -> None:
+        """Remember streams that were in rows [n], and the series of each [n]; None for one that is no more."""
+        self.streams.restore(content, [-1 if key is None else self.series[key].number for key in keys])
+
+    def keys(self, numbers: Numbers) -> list[SeriesKey]:
+        """The series that have these numbers."""
+        return self._table.living(numbers)
+
+    def evict(self, now: float) -> None:
+        """Settle, and forget streams that were silent for a long window, and series that no window has anything of."""
+        self.settle()
         self.clock = max(self.clock, now)
         if 0 <= now - self._evicted_at < self.grids[SHORT].width:
-            return False
+            return
         self._evicted_at = now
         for number, grid in enumerate(self.grids):
             self.panes.forget(number, grid.oldest(now))
@@ -383,12 +421,7 @@ class ContractState:
             del self.unjudged[key]
             self.version += 1
         silent = now - self._long - self._window
-        streams = [name for name, stream in self.streams.items() if stream.heard < silent]
-        for name in streams:
-            del self.streams[name]
-            self.changed_streams.add(name)
-        forgotten = len(streams) + (0 if self.rows is None else self.rows.forget_silent(silent))
-        self.events["streams_evicted"] += forgotten
+        self.events["streams_evicted"] += self.streams.forget_silent(silent)
         gone = [key for key, series in self.series.items() if series.newest < silent]
         self._forget(gone)
         alive = self._table.metrics() | self._limited_metrics
@@ -400,11 +433,10 @@ class ContractState:
             in_use = {key.pair for key in self.series} | {pair for pairs in self.newest.values() for pair in pairs}
             for pair in quiet - in_use:
                 del self.heard[pair]
-        return bool(forgotten or gone)
 
     def has_room_for(self, streams: int, count: int, now: float) -> bool:
         """Return True if so many streams more, with so many observations, may be taken together at `now`."""
-        return self.stream_count + streams <= self._most_streams and self._believes(count, now)
+        return len(self.streams) + streams <= self._most_streams and self._believes(count, now)
 
     def _believes(self, count: int, now: float) -> bool:
         """Return True if so many more observations are plausible: deltas and restarted streams may claim any number."""
@@ -473,10 +505,7 @@ class ContractState:
         self.panes.turn_back(now)
         for series in self.series.values():
             series.newest, series.arrived = min(series.newest, now), min(series.arrived, now)
-        for stream in self.streams.values():
-            stream.heard = min(stream.heard, now)
-        if self.rows is not None:
-            self.rows.turn_back(now)
+        self.streams.turn_back(now)
         self.heard, self.newest = not_later((self.heard, self.newest), now)
         self.refused.found = not_later(self.refused.found, now)
         self.recorders.turn_back(now)
@@ -493,6 +522,9 @@ class ContractState:
         return True
 
     def _forget(self, gone: Sequence[SeriesKey]) -> None:
+        if numbers := [self.series[key].number for key in gone]:
+            self.streams.take_out_of(numbers)
+            self._slots.forget(numbers)
         self._table.end(gone)
         self.version += len(gone)
         self.events["series_evicted"] += len(gone)

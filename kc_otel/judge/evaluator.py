@@ -21,7 +21,6 @@ from kc_otel.judge.causes import causes_of, drift_by_place
 from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.cells import sampling_notes, too_many
 from kc_otel.judge.columns.stream_columns import StreamColumns
-from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
@@ -206,28 +205,8 @@ class Evaluator:
 
     def settle(self) -> None:
         """Bring the series in `states` up to date with what was taken as columns."""
-        if self._columns is not None:
-            self._columns.settle()
-
-    def series_of_rows(self, numbers: Sequence[int]) -> list[SeriesKey]:
-        """The series that rows of streams have these numbers of."""
-        return self._columns.series_of(numbers) if self._columns is not None else []
-
-    def restore_rows(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
-        """Remember streams that were in rows [n], and the series of each [n]; None for one that is no more."""
-        self.use_columns()
-        if self._columns is not None:
-            self._columns.restore(contract, content, keys)
-        else:
-            state = self.states[contract]
-            state.streams.update(content.streams())
-            state.changed_streams.update(content.names)
-
-    def forget_silent(self, state: ContractState, now: float) -> None:
-        """Bring a contract's series up to date, and forget what no window holds anything of at `now`, Unix seconds."""
-        self.settle()
-        if state.evict(now) and self._columns is not None:
-            self._columns.forget_gone(state.contract.name)
+        for state in self.states.values():
+            state.settle()
 
     def clock(self, now: float) -> None:
         """Note when something arrived, Unix seconds; where the clock went back, so does what is remembered."""
@@ -246,8 +225,6 @@ class Evaluator:
             if message:
                 messages[message] = None
 
-        if self._columns is not None and any(state.was_ahead(now) for state in self.states.values()):
-            self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
         arrival = _Arrival(now, horizons, defaultdict(list), defaultdict(dict))
@@ -256,8 +233,8 @@ class Evaluator:
             counts["accepted"] += taken - behind
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
-            for sender, name, keys in self._columns.observed(columns):
-                arrival.observed[self.states[name].recorders, sender] += keys
+            for sender, state, keys in self._columns.observed(columns):
+                arrival.observed[state.recorders, sender] += keys
         points = (
             walk(request, self._gen_ai, counts)
             if columns is None
@@ -396,7 +373,7 @@ class Evaluator:
     @property
     def stream_count(self) -> int:
         """Number of streams that state is kept for."""
-        return sum(state.stream_count for state in self.states.values())
+        return sum(len(state.streams) for state in self.states.values())
 
     @property
     def events(self) -> Mapping[str, int]:
@@ -409,7 +386,7 @@ class Evaluator:
     def _verdicts_of(self, state: ContractState, now: float) -> Sequence[Verdict]:
         contract, cells = state.contract, self._cells_of[state.contract.name]
         try:
-            self.forget_silent(state, now)
+            state.evict(now)
             state.weigh(now)
             state.refused.keep_only(FAILS_CHECKS, too_many(state, now), now)
             verdicts: Sequence[Verdict]
@@ -430,11 +407,7 @@ class Evaluator:
         return lambda last: self.listening(now).silence(last, now)
 
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, point: Point) -> None:
-        if point.metric not in DRIFT_NAMES:
-            return
-        if point.histogram.layout is not None:
-            into.close(point.series)
-        elif message is not None:
+        if message is not None and point.metric in DRIFT_NAMES and point.histogram.layout is None:
             name = str(point.attributes["kc.contract"])
             slice, pair = self._place(point, name)
             into.learn(message, point, name, SeriesKey(point.series, slice, *pair))
@@ -444,8 +417,6 @@ class Evaluator:
         try:
             if isinstance(point, ImpossiblePoint):
                 raise _RefusedError("malformed", point.message)  # noqa: TRY301 - as what else is refused
-            if self._columns is not None:
-                self._columns.release(point)
             if point.metric in self._gen_ai:
                 return self._take_gen_ai(point, arrival), ""
             state = self._addressed(point)

@@ -138,8 +138,8 @@ class Shard:
         """
         if self._batch.number <= settled:
             for state in self.evaluator.states.values():
-                self.evaluator.forget_silent(state, now)
-            if self.inbox.size or any(state.changed_streams for state in self.evaluator.states.values()):
+                state.evict(now)
+            if self.inbox.size or any(state.streams.changed for state in self.evaluator.states.values()):
                 await self._save_batch(settled + 1)
         used = os.times()
         health = ShardSeen(

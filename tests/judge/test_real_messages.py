@@ -7,7 +7,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.limits import MOST_BUCKETS
 from kc_otel.contract.registry.clause_metrics import RECORDED, SAMPLING, TV_PLACE
-from kc_otel.judge.columns.stream_columns import SeriesSlots
+from kc_otel.judge.columns.series_slots import SeriesSlots
 from kc_otel.judge.evaluator import Evaluator
 from tests.tools.real_messages import CASES, CONTRACTS, INTERVAL, Case, Sender, contract, exponential_points, messages
 
@@ -42,8 +42,8 @@ def test_points_of_streams_that_go_on_are_taken_as_columns_and_put_into_panes_on
     evaluator.use_columns()
     senders = [Sender(bodies, number, NOW) for number in range(8)]
     settled = []
-    settle = SeriesSlots.settle
-    monkeypatch.setattr(SeriesSlots, "settle", lambda self: (settled.append(self.used), settle(self))[1])
+    settle = SeriesSlots.take
+    monkeypatch.setattr(SeriesSlots, "take", lambda self: (settled.append(self.used), settle(self))[1])
     for number in range(6):
         exported = [sender.export() for sender in senders]
         before, known = evaluator.taken_as_columns, len(senders) * len(exponential_points(bodies[number - 1]))

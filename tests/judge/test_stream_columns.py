@@ -394,7 +394,7 @@ def test_senders_on_both_sides_of_a_panes_end_share_no_slot():
             now = begin + 2.0 * step
             body = sender.request(now - behind, [0.02, 0.3]).SerializeToString()
             twins.take(body, now)
-    assert twins.fast._columns._slots.used <= 3
+    assert twins.fast.states["policy"]._slots.used <= 3
     twins.agree()
     assert twins.fast.taken_as_columns == 15
 
@@ -419,7 +419,7 @@ def test_processes_that_record_the_same_share_all_but_their_rows():
     fast = both(make_contract(), bodies).fast
     assert fast.taken_as_columns == 3 * 40 * 2 - 2
     assert fast.stream_count == 40 * 2
-    assert not fast.states["policy"].streams
+    assert not fast.states["policy"].streams.alone
 
 
 def test_counts_of_any_size_are_exact():
@@ -433,7 +433,7 @@ def test_counts_of_any_size_are_exact():
         bodies.append((NOW + 10.0 * step, request.SerializeToString()))
     fast = both(make_contract(), bodies).fast
     assert fast.taken_as_columns == len(bodies) - 2  # the first, and the one that needs more room
-    assert fast._columns._memory.rows["wide"][0] == 1
+    assert fast.states["policy"].streams.rows["wide"][0] == 1
 
 
 @pytest.mark.slow
@@ -451,7 +451,7 @@ def test_a_row_of_a_forgotten_stream_is_for_another_and_its_message_is_known_no_
             evaluator.evaluate(now)
     assert twins.fast.events["streams_evicted"] == 32
     assert twins.fast.stream_count == 34
-    assert len(twins.fast._columns._memory.names) == 64
+    assert len(twins.fast.states["policy"].streams.names) == 34
     twins.agree()
 
 

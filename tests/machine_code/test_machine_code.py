@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from kc_otel import machine_code
-from kc_otel.judge.columns import stream_rows
-from kc_otel.judge.columns.stream_rows import LIMITS, ROW, SLOT
+from kc_otel.judge.columns import series_slots
+from kc_otel.judge.columns.series_slots import LIMITS, SLOT
+from kc_otel.judge.columns.stream_rows import ROW, SIDE
 from kc_otel.judge.otlp.wire_columns import METRIC, POINT
 from kc_otel.machine_code import ADDRESS, function, hatch_build
 
@@ -93,8 +94,8 @@ def test_records_are_as_large_in_c() -> None:
     if not machine_code.is_available():
         pytest.skip("needs a C compiler")
     wire = [POINT.itemsize, METRIC.itemsize]
-    folded = [ROW.itemsize, SLOT.itemsize, LIMITS.itemsize, stream_rows.SIDE, stream_rows.SPAN]
-    folded += [stream_rows._LEAST_SCALE, stream_rows._MOST_SCALE]
+    folded = [ROW.itemsize, SLOT.itemsize, LIMITS.itemsize, SIDE, series_slots.SPAN]
+    folded += [series_slots._LEAST_SCALE, series_slots._MOST_SCALE]
     for name, expected in (("kc_sizes_of_wire", wire), ("kc_sizes_of_fold", folded)):
         sizes = np.zeros(len(expected), np.int64)
         function(name, ADDRESS)(sizes.ctypes.data)

@@ -87,7 +87,7 @@ async def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
     await asyncio.gather(ticking, arriving)
     assert core.inbox.size > 0
     before = content(core)
-    assert all(state.changed_streams for state in core.evaluator.states.values())
+    assert all(state.streams.changed for state in core.evaluator.states.values())
     core.tick(time.time())
     connection.close()
     again = make_core(open_file(tmp_path / "state"))

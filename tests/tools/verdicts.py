@@ -20,9 +20,7 @@ def streams_of(evaluator: Evaluator) -> dict[bytes, PointStream]:
     """Each stream by its digest, in a row or not."""
     found: dict[bytes, PointStream] = {}
     for state in evaluator.states.values():
-        found |= state.streams
-        if state.rows is not None:
-            found |= {name: state.rows.stream(row) for name, row in state.rows.row_of.items()}
+        found |= state.streams.alone | {name: state.streams.stream(name) for name in state.streams.row_of}
     return found
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from kc_otel.judge.points import ImpossiblePoint, Point, origin_of, points_of
+from kc_otel.judge.series import SeriesKey
 from kc_otel.machine_code import ADDRESS, NUMBER, function
 
 POINT: Final = np.dtype(
@@ -67,26 +68,26 @@ class ColumnMessage:
     """POINT [points]: where each, its attributes and its counts are, and what it says. `plain` is 0 where that has no
     column."""
     spans: list[MetricSpan]
+    contracts: NDArray[np.int64] = field(init=False)
+    """Number of each point's contract in `StreamColumns`, -1 where it is not known."""
     rows: NDArray[np.int64] = field(init=False)
-    """Row of each point in `StreamColumns`, -1 where there is none."""
-    known: object = None
-    """`RowMemory.token` that the rows are of; None where new streams get one when it is taken."""
+    """Row of each point's stream in that, -1 where there is none."""
+    known: int = -1
+    """Rows that had been taken back when these were found; -1 where new streams get one when it is taken."""
     whole: bool = True
     """Whether nothing is to be taken from the columns, because most of it is not plain."""
     new: int = 0
     """Number of its points that get a row when it is taken."""
     taken: NDArray[np.int8] = field(init=False)
     """Of each point whether it was taken from the columns."""
-    series: NDArray[np.int64] = field(init=False)
-    """Number of the series of each point, if it was."""
-    grown: NDArray[np.bool_] = field(init=False)
-    """Mask of the points that were taken and have new observations."""
+    grown: list[SeriesKey | None] = field(init=False)
+    """Series of each point that was taken and has new observations."""
     _read: dict[int, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         size = self.points.size
-        self.rows, self.series = np.full(size, -1), np.full(size, -1)
-        self.taken, self.grown = np.zeros(size, np.int8), np.zeros(size, np.bool_)
+        self.contracts, self.rows = np.full(size, -1), np.full(size, -1)
+        self.taken, self.grown = np.zeros(size, np.int8), [None] * size
 
     @cached_property
     def names(self) -> list[bytes]:
@@ -97,6 +98,10 @@ class ColumnMessage:
     def origin(self, of: MetricSpan) -> tuple[bytes, bytes]:
         """Return the serialized Resource and InstrumentationScope of a metric."""
         return self.body[of.resource_begin : of.resource_end], self.body[of.scope_begin : of.scope_end]
+
+    def sender(self, point: int) -> str:
+        """The sender of a point, for people."""
+        return origin_of(*self.origin(self.spans[self.points["metric"][point]])).sender
 
     def metrics(self, taken: bytes) -> Iterator[tuple[MetricSpan, Any]]:
         """Yield the metrics with points that are not taken [points], as protobuf reads them; a DecodeError if not."""

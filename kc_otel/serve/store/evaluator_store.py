@@ -96,7 +96,7 @@ class EvaluatorStore:
         for name, state in evaluator.states.items():
             with alone(name) if alone is not None else nullcontext():
                 unit.on_rollback(self._rolled_back)
-                self._save_rows(name, state, evaluator)
+                self._save_rows(name, state)
                 self._save_streams(name, state)
                 self._save_panes(name, state)
                 self._forget_panes(name, state)
@@ -133,22 +133,18 @@ class EvaluatorStore:
 
     def _save_streams(self, name: str, state: ContractState) -> None:
         found: dict[bytes, str | None] = {}
-        for key in state.changed_streams:
-            stream = state.streams.get(key)
-            if stream is None and state.rows is not None:
-                stream = state.rows.others.get(state.rows.row_of.get(key, -1))
+        for key in state.streams.changed:
+            stream = state.streams.alone.get(key) or state.streams.others.get(key)
             found[key] = None if stream is None else to_json(stream)
         self.values.write(name, _STREAMS, found)
 
-    def _save_rows(self, name: str, state: ContractState, evaluator: Evaluator) -> None:
-        values: dict[int, bytes | None] = dict.fromkeys(self.values.keys(name, _ROWS))
-        if state.rows is not None:
-            values = dict.fromkeys(values.keys() - state.rows.blocks)
-            blocks, rows = state.rows.unsaved()
-            content = state.rows.content(rows)
+    def _save_rows(self, name: str, state: ContractState) -> None:
+        values: dict[int, bytes | None] = dict.fromkeys(set(self.values.keys(name, _ROWS)) - state.streams.blocks)
+        blocks, rows = state.streams.unsaved()
+        if blocks.size:
+            content = state.streams.content(rows)
             numbers, of = np.unique(content.records["series"], return_inverse=True)
-            ids = [self._id(name, key) for key in evaluator.series_of_rows(numbers.tolist())]
-            content.records["series"] = np.array(ids, np.int64)[of]
+            content.records["series"] = np.array([self._id(name, key) for key in state.keys(numbers)], np.int64)[of]
             encoded = encode_rows(blocks, rows, content)
             values |= {block: data or None for block, data in zip(blocks.tolist(), encoded, strict=True)}
         self.values.write(name, _ROWS, values)
@@ -231,21 +227,19 @@ class EvaluatorStore:
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
         for name, key, data in self.values.read(_STREAMS):
-            state, stream = evaluator.states[name], read_json(PointStream, data)
-            row = -1 if state.rows is None else state.rows.row_of.get(key, -1)
-            if row >= 0 and state.rows is not None:
-                state.rows.others[row] = stream
-            elif (known := state.streams.get(key)) is not None:  # it was in a row, and has none now
+            streams, stream = evaluator.states[name].streams, read_json(PointStream, data)
+            if key in streams.row_of:
+                streams.others[key] = stream
+            elif (known := streams.alone.get(key)) is not None:  # it was in a row, and has none now
                 known.writers[:0], known.times, known.forgotten = stream.writers, stream.times, stream.forgotten
             else:
-                state.streams[key] = stream
+                streams.alone[key] = stream
 
     def _restore_rows(self, evaluator: Evaluator) -> None:
         keys = {id: key for (_, key), id in self._ids.items()}
         for name, _, data in self.values.read(_ROWS):
             content = decode_rows(data)
-            series = [keys.get(id) for id in content.records["series"].tolist()]
-            evaluator.restore_rows(name, content, series)
+            evaluator.states[name].restore_rows(content, map(keys.get, content.records["series"].tolist()))
 
     def _restore_series(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
         found: dict[int, tuple[str, SeriesKey]] = {}

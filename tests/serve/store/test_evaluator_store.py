@@ -119,7 +119,7 @@ def in_rows(contract: Any, sender: Any, now: float, count: int = 40) -> tuple[Ev
     for step in range(2):
         for source in senders:
             take(evaluator, now + step, source.request(now + step, [0.5] * 3))
-    assert not evaluator.states["policy"].streams
+    assert not evaluator.states["policy"].streams.alone
     return evaluator, senders
 
 
@@ -148,7 +148,7 @@ def test_a_stream_that_leaves_its_row_is_saved_once(contract, sender, now, conne
     store = EvaluatorStore(connection)
     written(store, evaluator, connection)
     evaluator.ingest_metrics(senders[0].request(now + 2, [0.5]), now + 2)  # not as columns
-    assert len(evaluator.states["policy"].streams) == 1
+    assert len(evaluator.states["policy"].streams.alone) == 1
     senders[1].restart(now + 2)
     for step in (2, 3):
         take(evaluator, now + step, senders[1].request(now + step, [0.5]))
@@ -171,7 +171,7 @@ def test_a_row_without_a_series_is_a_stream_that_takes_points_by_itself(contract
     changed = contract(slices={"code": {"where": {"task": "another"}}})
     again, store = Evaluator([changed]), EvaluatorStore(connection)
     store.restore(again)
-    assert len(again.states["policy"].streams) == again.stream_count == 40
+    assert len(again.states["policy"].streams.alone) == again.stream_count == 40
     written(store, again, connection)
     assert len(values(connection, "rows")) == 0
     for source in senders:
@@ -191,7 +191,7 @@ def test_a_series_that_is_new_is_not_taken_for_one_that_is_gone(contract, sender
     written(store, evaluator, connection)
     again = restored(connection, contract())
     assert again.stream_count == 41
-    assert not again.states["policy"].rows
+    assert not again.states["policy"].streams.row_of
 
 
 @pytest.mark.slow
