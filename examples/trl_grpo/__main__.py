@@ -193,10 +193,10 @@ def telling(
 def kept_out(found: Quarantine) -> str:
     """What quarantine took out of a batch, and what was measured before and after."""
     before, after = found.before, found.after
-    rest = f", {after.statistics['token-tv']:.2g} of what is left" if after.sequences else ""
+    rest = f", {after.tv_sum / after.tokens:.2g} of what is left" if after.sequences else ""
     return (
         f"quarantine: {before.sequences - after.sequences} of {before.sequences} rollouts count in no loss; "
-        f"token-tv was {before.statistics['token-tv']:.2g} of all{rest}"
+        f"token-tv was {before.tv_sum / before.tokens:.2g} of all{rest}"
     )
 
 

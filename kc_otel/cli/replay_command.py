@@ -44,8 +44,9 @@ def replay(
     """Run recorded telemetry through a changed contract, and print what would have differed.
 
     Prints alerts, routes, directives and webhooks. Evaluations are those of the recording, or every 10 s. Exits with 0
-    when nothing differs (or there is nothing to compare with), 1 when something does, 2 on bad input. Measurements are
-    those of the recording: a route in a replay moves no traffic, and people's decisions are not replayed.
+    when nothing differs (or there is nothing to compare with), 1 when something does, 2 on bad input, 3 when nothing
+    differs and the recording cannot tell of every change. Measurements are those of the recording: a route in a replay
+    moves no traffic, and people's decisions are not replayed.
 
     Examples:
       kc-otel replay kc-otel.sqlite-recording --contract policy.yaml
@@ -59,7 +60,7 @@ def replay(
     if len(found.damage) > _MAX_NAMED_DAMAGES:
         print(f"and {len(found.damage) - _MAX_NAMED_DAMAGES:,} more messages that could not be read", file=sys.stderr)
     show(replay_lines(found), as_data(found), as_json=as_json)
-    raise typer.Exit(1 if found.changed else 0)
+    raise typer.Exit(1 if found.changed else 3 if found.old is not None and found.not_recorded else 0)
 
 
 def replay_lines(found: Replayed) -> Iterator[str]:
@@ -76,16 +77,16 @@ def replay_lines(found: Replayed) -> Iterator[str]:
     if found.old is not None and found.changed is not None:
         yield ""
         yield _totals(found.old)
-        yield from _differences(found.changed)
+        yield from _differences(found.changed, " in what was recorded" * bool(found.not_recorded))
     if found.not_recorded:
         yield ""
         yield "the recording cannot tell:"
         yield from (f"  {sentence}" for sentence in found.not_recorded)
 
 
-def _differences(changed: TimelineDifferences) -> Iterator[str]:
+def _differences(changed: TimelineDifferences, where: str) -> Iterator[str]:
     if not changed:
-        yield "no difference"
+        yield f"no difference{where}"
         return
     for version, sign, spans in (("old", "-", changed.dropped), ("new", "+", changed.added)):
         if spans:

@@ -167,7 +167,7 @@ def _of_same_weights(weights: tuple[Any, Any] | None, shape: tuple[int, ...]) ->
     given = np.asarray(version if versions is None else on_host(versions))
     if not isinstance(train, int) or given.dtype.kind not in "iu":
         return np.ones(shape, dtype=np.bool_)
-    return np.broadcast_to(given >= train, shape)
+    return np.broadcast_to((given[:, None] if given.ndim == 1 else given) >= train, shape)
 
 
 def _limit(clause: Clause, names: Sequence[str]) -> float:
@@ -320,4 +320,7 @@ class GuidedLoop:
             self._recorder.drop("quarantine-failed", error)
             return mask
         self._recorder.quarantined(found)
-        return found.mask
+        if is_tensor(mask) and is_tensor(found.mask):
+            return found.mask.to(mask.dtype)
+        both = isinstance(mask, np.ndarray) and isinstance(found.mask, np.ndarray)
+        return found.mask.astype(mask.dtype) if both else found.mask

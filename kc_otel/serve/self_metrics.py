@@ -5,17 +5,19 @@ Over OTLP go gauges, and transitions as log records, where OpenTelemetry's own e
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from kc_otel._extras import extra
 from kc_otel.contract.limits import scale_of
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions
     from prometheus_client import Metric
 
+_log: Final = logging.getLogger(__name__)
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 Rows = Iterable[Sequence[Any]]
@@ -219,15 +222,25 @@ def _routes(core: Core) -> Iterable[tuple[str, str, str, str, float]]:
                 yield name, slice, version, kernel, 1.0
 
 
+def _is_own(endpoint: str, ports: Collection[int]) -> bool:
+    """Return whether an OTLP endpoint is a port of this process."""
+    host, _, port = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").netloc.rpartition(":")
+    return port in map(str, ports) and host in {"localhost", "127.0.0.1", "[::1]"}
+
+
 class TelemetryExporter:
     """Exports the latest metrics once per interval, and log records; `metrics` has all that there will ever be."""
 
-    def __init__(self, metrics: SelfMetrics, *, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, metrics: SelfMetrics, *, own_ports: Collection[int] = (), environ: Mapping[str, str] = os.environ
+    ) -> None:
         self._latest = metrics
         self._stop: list[Callable[[], Any]] = []
         self._logger: Any = None
-        configured = any(environ.get(name) for name in _ENDPOINTS)
-        if configured and environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
+        configured = [environ[name] for name in _ENDPOINTS if environ.get(name)]
+        if own := [endpoint for endpoint in configured if _is_own(endpoint, own_ports)]:
+            _log.warning("own metrics are not exported: %s is this evaluator, which needs none of them", own[0])
+        elif configured and environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
             self._start("grpc" if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc" else "http")
 
     @property

@@ -139,8 +139,12 @@ async def _serve(
     offline_problems: SectionProblems,
 ) -> None:
     stop, tls = _stop_on_signals(), _tls(config)
+    new = config.state is not None and not config.state.exists()
     if (connection := await active(config.state, stop, standby=config.standby)) is None:
         return
+    if config.state is not None:
+        begins = ", a new file: no routes, pins, silences or promotions are in force" * new
+        _log.info("the state is in %s%s", config.state.absolute(), begins)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         core = Core(
@@ -169,7 +173,7 @@ async def _serve(
         def self_metrics() -> SelfMetrics:
             return read(core, requests, dispatcher.attempts, budget.in_flight)
 
-        speaker = TelemetryExporter(self_metrics())
+        speaker = TelemetryExporter(self_metrics(), own_ports={config.grpc_port, core.otlp_port})
         stack.callback(speaker.shutdown)
         core.events.announce = speaker.transition
 

@@ -52,6 +52,9 @@ def test_the_same_contract_exits_with_0_and_another_with_1(run: Any, recording: 
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
     code, out, _ = run(recording, "--contract", old, "--against", old)
     assert (code, out.splitlines()[-1]) == (0, "no difference")
+    code, out, _ = run(recording, "--contract", contract("of-prose.yaml", task="prose"), "--against", old)
+    assert code == 3
+    assert "no difference in what was recorded\n\nthe recording cannot tell:\n" in out
     code, out, _ = run(recording, "--contract", new, "--against", old)
     assert code == 1
     assert "~ critical fail: token-tv on all (aaaaaaaaaaaa / bbbbbbbbbbbb): fires 40s later (2027-01-15 08:0" in out

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -70,3 +74,14 @@ def test_weights_that_stopped_arriving_are_sent_again(trainer, engine, recording
     assert mean(6) > 3 * mean(4)
     assert mean(8) < 2 * mean(4)
     assert recorder.stats().dropped == {}
+
+
+def test_the_example_sends_lost_weights_again():
+    """As it is printed: rollouts of old weights are kept out, weights are sent again, and training ends as planned."""
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.trl_grpo"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("rollouts count in no loss; token-tv was 0.", "weights sent again, because ", "nobody asked for a halt"):
+        assert said in done.stdout

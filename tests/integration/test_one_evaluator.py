@@ -28,6 +28,7 @@ def test_it_says_that_nothing_arrives_and_where_to_send(serve: Callable[..., Eva
     """The endpoint that accepts an export is said, and that no other request came."""
     evaluator = serve()
     assert "--external-url" in evaluator.log, "what it sends links to an address that nobody else knows"
+    assert "state.sqlite, a new file: no routes, pins, silences or promotions are in force" in evaluator.log
     evaluator.wait("/api/v1/health", lambda health: health["evaluated_at"] is not None)
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{evaluator.grpc}"}
     code, said = doctor(str(contract_file), "--url", evaluator.api, **endpoint)

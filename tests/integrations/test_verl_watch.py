@@ -189,7 +189,14 @@ def test_settings_that_leave_nothing_to_measure_are_said(verl, caplog, changed, 
 def test_logprobs_of_before_processing_are_not_taken_for_processed_ones():
     train, inference = processings(config(logprobs_mode="raw_logprobs"))
     assert (train, inference) == ({"temperature": 0.7}, {})
+
+
+def test_the_engines_own_arguments_are_fields_of_its_kernel_version():
     assert kernels(config(name="sglang"))[1].engine == "sglang"
+    arguments = Given(kv_cache_dtype="fp8", attention_backend="FLASHINFER")
+    kernel = kernels(config(engine_kwargs=Given(vllm=arguments), enforce_eager=True))[1]
+    assert (kernel.kv_cache_dtype, kernel.attention, kernel.compile) == ("fp8", "FLASHINFER", "eager")
+    assert kernel.fingerprint != kernels(config())[1].fingerprint
 
 
 def test_a_run_is_named_by_the_names_that_are_proposed(monkeypatch):

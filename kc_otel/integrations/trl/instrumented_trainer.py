@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib import metadata
 from typing import Any, Final, Self
 
 from kc_otel._extras import extra
@@ -75,7 +76,9 @@ def instrument(
         contract: The contract or the path of its YAML file, or a recorder that has one.
         attributes: Further attributes, of all sequences alike.
         train: The training kernel; None for what the trainer reports. Not with a recorder, which has its own.
-        inference: The kernel that samples; None for what the contract declares. Not with a recorder.
+        inference: The kernel that samples; None for what TRL's own vLLM reports, or, where the engine is in another
+            process (vllm_mode="server", a `rollout_func`), for what the contract declares: give it there, or a new
+            version of the engine has the name of the old one. Not with a recorder.
         processing: Temperature, top_p and the like that the log-probabilities of a `rollout_func` include.
         weights: Returns the optimizer step whose weights sample; called after each rollout. None to take it from TRL's
             own calls to vLLM. With a `rollout_func` that keeps another engine, only the caller knows the step.
@@ -113,7 +116,7 @@ def instrument(
     recorder = Recorder(
         contract,
         train=train or _training_kernel(trainer),
-        inference=inference,
+        inference=inference or _sampling_kernel(trainer),
         log=log,
         resource=resource_of_run("trl", "grpo", getattr(_config_of(trainer), "_name_or_path", None)),
     )
@@ -145,6 +148,21 @@ def _training_kernel(trainer: Any) -> Kernel:
         hardware=torch.cuda.get_device_name(parameter.device) if cuda else parameter.device.type,
         extra={} if autocast is None else {"autocast": autocast},
     )
+
+
+def _sampling_kernel(trainer: Any) -> Kernel | None:
+    """The vLLM that TRL runs in this process as a kernel version; None where it runs elsewhere."""
+    llm = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    config = getattr(getattr(llm, "llm_engine", None), "vllm_config", None)
+    if config is None:
+        return None
+    from kc_otel.integrations.vllm.engines import kernel_of  # noqa: PLC0415 - only where vLLM samples
+
+    try:
+        return kernel_of(config, metadata.version("vllm"), (), os.environ)
+    except Exception as error:  # noqa: BLE001 - a vLLM whose configuration is unknown samples all the same
+        _log.warning("the version of TRL's vLLM is taken from the contract, as it could not be read: %s", error)
+        return None
 
 
 def _config_of(trainer: Any) -> Any:

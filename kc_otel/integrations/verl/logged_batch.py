@@ -238,11 +238,15 @@ def kernels(config: Any) -> tuple[Kernel, Kernel]:
         extra={"verl": _installed("verl")},
     )
     name = str(rollout.get("name", "vllm"))
+    arguments = (rollout.get("engine_kwargs") or {}).get(name) or {}
     inference = Kernel(
         name,
         version=_installed(name),
         dtype=rollout.get("dtype"),
-        quantization=rollout.get("quantization"),
+        quantization=rollout.get("quantization") or arguments.get("quantization"),
+        kv_cache_dtype=arguments.get("kv_cache_dtype"),
+        attention=arguments.get("attention_backend"),
+        compile="eager" if rollout.get("enforce_eager") else None,
         parallelism=f"tp={rollout.tensor_model_parallel_size}" if rollout.get("tensor_model_parallel_size") else None,
     )
     return train, inference

@@ -139,7 +139,8 @@ class EvaluatorStore:
         self.values.write(name, _STREAMS, found)
 
     def _save_rows(self, name: str, state: ContractState) -> None:
-        values: dict[int, bytes | None] = dict.fromkeys(set(self.values.keys(name, _ROWS)).difference(state.streams.blocks))
+        gone = set(self.values.keys(name, _ROWS)).difference(state.streams.blocks)
+        values: dict[int, bytes | None] = dict.fromkeys(gone)
         blocks, rows = state.streams.unsaved()
         if blocks.size:
             content = state.streams.content(rows)

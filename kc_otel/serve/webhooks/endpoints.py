@@ -224,6 +224,7 @@ def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
 
 
 _SLACK_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4", "resolved": "#2ca02c"}
+_UNPROVEN_ENDS: Final = {"Closed without proof of recovery", "Closed by a changed limit"}
 _SLACK_SECTION_CHARACTERS: Final = 3000
 _TITLE_OF_REASON: Final = {
     "reminder": "Reminder",
@@ -266,6 +267,8 @@ def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
     if facts := [_escaped(text) for text in (contract["evidence"], contract.get("links", "")) if text]:
         blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " ".join(facts)}]})
     severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]
+    if severity == "resolved" and incident is not None and incident["state_text"] in _UNPROVEN_ENDS:
+        severity = "info"
     attachment = {"color": _SLACK_COLORS[severity], "fallback": _escaped(title), "blocks": blocks}
     return {"text": _escaped(title), "attachments": [attachment]}
 

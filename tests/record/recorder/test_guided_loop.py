@@ -210,6 +210,8 @@ def test_a_mask_leaves_out_what_is_in_quarantine(recorder, asked, logprobs):
     assert np.array_equal(kept[1:], mask[1:])
     recorder.force_flush()
     assert recorder.stats().quarantined == 1
+    kept = loop.compare(train, inference, mask=mask.astype(np.float32), attributes=tasks)
+    assert kept.dtype == np.float32, "a loss takes 1 - mask with and without a quarantine"
 
 
 def test_what_truncation_kept_is_taken_into_account(recorder, asked):
@@ -228,7 +230,8 @@ def test_tokens_that_older_weights_sampled_break_nothing_by_themselves():
     """Their drift is the policy's change, too; the input checks are asked all the same."""
     train, inference = drifting(-1.0, -1.0, -1.0, 0.0)
     inference[2, 1] = np.nan
-    for versions in ([[4] * 4, [5] * 4, [4] * 4, [5] * 4], [[4] * 4, [4, 4, 4, 5], [4] * 4, [4] * 4]):
+    of_tokens = [[4] * 4, [5] * 4, [4] * 4, [5] * 4], [[4] * 4, [4, 4, 4, 5], [4] * 4, [4] * 4]
+    for versions in (*of_tokens, [4, 5, 4, 5]):  # and of sequences
         found = quarantine(train, inference, contract(), weights=(5, np.array(versions)))
         assert found.reasons == ("", "tv", "nan_logprob", "")
     assert quarantine(train, inference, contract(), weights=(5, "4")).reasons == ("", "", "nan_logprob", "")
