@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from kc_otel import machine_code
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
+from kc_otel.contract.units import format_duration
 from kc_otel.judge.escalation.escalate import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.requests import BindError, Limits, MetricsSink
@@ -139,12 +140,8 @@ async def _serve(
     offline_problems: SectionProblems,
 ) -> None:
     stop, tls = _stop_on_signals(), _tls(config)
-    new = config.state is not None and not config.state.exists()
     if (connection := await active(config.state, stop, standby=config.standby)) is None:
         return
-    if config.state is not None:
-        begins = ", a new file: no routes, pins, silences or promotions are in force" * new
-        _log.info("the state is in %s%s", config.state.absolute(), begins)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         core = Core(
@@ -158,6 +155,8 @@ async def _serve(
             offline_problems=offline_problems,
         )
         stack.push_async_callback(core.aclose)
+        if config.state is not None:
+            _log.info("the state is in %s, %s", config.state.absolute(), _state_text(core))
         most = connections_per_port()
         api_socket, http_socket = (
             stack.enter_context(contextlib.closing(listen(config.host, port, what, most)))
@@ -215,6 +214,13 @@ async def _serve(
         gc.set_threshold(_GC_YOUNG_OBJECTS, 50, 100)
         await _until(stop, tasks)
         _log.info("stopping")
+
+
+def _state_text(core: Core) -> str:
+    """How old a state is that was read."""
+    if core.evaluator.judged_at <= 0.0:
+        return "a new file: no routes, pins, silences or promotions are in force"
+    return f"evaluated last {format_duration(round(core.age))} ago: no order that was given since is in it"
 
 
 @contextlib.asynccontextmanager

@@ -83,5 +83,9 @@ def test_the_example_sends_lost_weights_again():
         cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("rollouts count in no loss; token-tv was 0.", "weights sent again, because ", "nobody asked for a halt"):
+    for said in (
+        "rollouts count in no loss; token-tv was 0.",
+        "weights sent again, because ",
+        "nobody asked for a halt",
+    ):
         assert said in done.stdout

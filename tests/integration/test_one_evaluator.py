@@ -1,6 +1,7 @@
 """A real evaluator: what `kc-otel doctor` prints beside it, what another site's page gets of it, and its log."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,10 @@ def test_it_says_that_nothing_arrives_and_where_to_send(serve: Callable[..., Eva
     evaluator = serve()
     assert "--external-url" in evaluator.log, "what it sends links to an address that nobody else knows"
     assert "state.sqlite, a new file: no routes, pins, silences or promotions are in force" in evaluator.log
+    evaluator.wait("/api/v1/health", lambda health: health["evaluated_at"] is not None)
+    evaluator.stop()
+    evaluator = serve()
+    assert re.search(r"state.sqlite, evaluated last \d+s ago: no order that was given since is in it", evaluator.log)
     evaluator.wait("/api/v1/health", lambda health: health["evaluated_at"] is not None)
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{evaluator.grpc}"}
     code, said = doctor(str(contract_file), "--url", evaluator.api, **endpoint)

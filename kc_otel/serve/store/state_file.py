@@ -374,6 +374,6 @@ def _of_the_disk(error: Exception) -> bool:
 def _damaged(target: str, why: str) -> DamagedStateError:
     return DamagedStateError(
         f"{target}: the state file is damaged, or is none ({why}). Routes, pins, silences and promotions are in it: "
-        "put back a copy, or give --state another file to begin without them; senders of cumulative histograms fill "
-        "the windows anew within one export"
+        "remove FILE-wal and FILE-shm and put a copy in place of FILE, or give --state another file to begin without "
+        "them; senders of cumulative histograms fill the windows anew within one export"
     )

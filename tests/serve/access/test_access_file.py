@@ -47,6 +47,24 @@ def test_a_file_that_changes_is_read_again(tmp_path):
     assert access.bearer(f"Bearer {other}").name == "ada"
 
 
+def test_a_file_that_could_not_be_read_is_read_once_it_can(tmp_path, monkeypatch):
+    """Its owner or its mode is mended, and neither its content nor its time is another."""
+    path = written(tmp_path / "access.yaml", ENTRY)
+    access, other = AccessFile(path), new_token()
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    written(path, ENTRY | {"sha256": digest_of(other)})
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(Path, "open", refused)
+        access.renew()
+    assert access.bearer(f"Bearer {TOKEN}").name == "ada"
+    path.chmod(0o640)
+    access.renew()
+    assert access.bearer(f"Bearer {TOKEN}") is None
+
+
 @pytest.mark.parametrize("broken", [b"tokens: [", b"", b"\xff", b"x" * (2 << 20), None])
 def test_a_file_that_breaks_changes_nothing_and_is_said(tmp_path, broken, caplog):
     """Whoever was let in still is: half a file must lock nobody out, and let nobody in."""
