@@ -200,7 +200,13 @@ def escalate(
     serving = {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None}
     news = News(tick, previous, policy, after, people, again, serving, timing)
     groups, messages = group_messages(news, groups, () if dry_run else (*edges, *roll_backs, *untold))
-    after = _with_messages(after, messages, now)
+    announced = (
+        (message.incident.key, IncidentAction("webhook", message.endpoint, now, slices))
+        for message in messages
+        if message.incident is not None
+        if (slices := tuple(alert.cell.slice for alert in message.alerts if alert.fires))
+    )
+    after = with_done(after, announced)
     return Escalation(
         state=EscalationState(
             policies={**before.policies, name: policy},
@@ -247,18 +253,6 @@ def _told_again(
             alerts[alert.fingerprint] = replace(alert, told=alert.told + 1, waited=0.0) if due else alert
         again |= {alert.fingerprint: MessageReason.REMINDER for alert in together if due}
     return replace(after, alerts=tuple(alerts.values())), again
-
-
-def _with_messages(
-    incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float
-) -> tuple[Incident, ...]:
-    """The incidents with who was told of them in this evaluation."""
-    actions: dict[str, list[IncidentAction]] = {}
-    for message in messages:
-        fires = tuple(alert.cell.slice for alert in message.alerts if alert.fires)
-        if fires and message.incident is not None:
-            actions.setdefault(message.incident.id, []).append(IncidentAction("webhook", message.endpoint, now, fires))
-    return tuple(with_done(incident, actions.get(incident.id, ())) for incident in incidents)
 
 
 def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict]) -> Mapping[str, int]:
