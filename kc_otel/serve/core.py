@@ -137,6 +137,8 @@ class Core:
             self.events = EventLog(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
+            self.past = self._store.incidents
+            """Incidents that are over, and the evidence of diagnoses."""
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
@@ -192,18 +194,10 @@ class Core:
         """Return the drift of an incident's kernels by position and turn at the last evaluation."""
         return self.evaluator.by_place(incident.contract, incident.pair, self.evaluated_at or time.time())
 
-    def past_incidents(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
-        """Incidents that ended at or after a Unix time, newest first; of one contract, or of all for None."""
-        return self._store.incidents.over(contract, since, limit)
-
     def incident(self, id: str) -> Incident | None:
         """An incident by its id, whether it lasts or is over; None when there is none."""
         lasting = next((incident for incident in self.incidents() if incident.id == id), None)
-        return self._store.incidents.find(id) if lasting is None else lasting
-
-    def evidence(self, id: str, digest: str) -> str | None:
-        """Evidence of a diagnosis of an incident, JSON, by its SHA-256; None when there is none."""
-        return self._store.incidents.evidence(id, digest)
+        return self.past.find(id) if lasting is None else lasting
 
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now."""
@@ -442,7 +436,7 @@ class Core:
         message = f"{diagnosis.by} on incident {incident.id}: {diagnosis.text}"
         data = {"incident": incident.id, "slice": diagnosis.slice, "by": diagnosis.by, "message": message}
         with unit_of_work(self.connection) as unit:
-            self._store.incidents.diagnosed(after, diagnosis.evidence, evidence)
+            self.past.diagnosed(after, diagnosis.evidence, evidence)
             announcement = self.events.record(incident.contract, diagnosis.kind, data, now)
             unit.on_commit(lambda: setattr(self, "escalation", state))
             unit.on_commit(lambda: self.announce_all([announcement]))
@@ -462,7 +456,7 @@ class Core:
     ) -> list[Announcement]:
         """Write an evaluation: its state, events and webhooks. Returns what is to be announced."""
         self._store.save(before, escalation.state)
-        self._store.incidents.close(escalation.resolved)
+        self.past.close(escalation.resolved)
         people = escalation.state.people
         names = self._names(contract.name)
         lasting = escalation.state.incidents[contract.name]
