@@ -253,36 +253,6 @@ def test_each_alert_fires_and_clears_in_time(promtool, policy, tmp_path):
     passes(promtool, tmp_path / "states.yaml", list(state_tests()), [rules / "_evaluator.yaml"], "5s")
 
 
-@pytest.mark.slow
-def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy, tmp_path):
-    """A breach and a silence are neither over nor new because the evaluator died; its end is one alert of its own."""
-    write(prometheus_files([policy]), tmp_path)
-    lived = "0+15x39 stale"  # ten minutes
-    cells = {
-        cell("kc_verdict"): "3x39 stale",
-        cell("kc_verdict", "code"): "2x39 stale",
-        cell("kc_verdict", clause="reward"): "0x39 stale",
-        LIVING[0]: lived,
-    }
-
-    def firing(at: str, name: str, slices: list[str]) -> dict:
-        """That alerts of this name fire on these slices, and on no others."""
-        of = 'alertstate="firing", clause="token-tv", step=~"1|3"'
-        expr = f'group by (clause, slice) (ALERTS{{alertname="{name}", {of}}})'
-        expected = [{"labels": f'{{clause="token-tv", slice="{slice}"}}', "value": 1} for slice in slices]
-        return {"expr": expr, "eval_time": at, "exp_samples": expected}
-
-    down = 'count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})'
-    asked = [
-        firing(at, name, slices)
-        for at in ("9m45s", "60m")
-        for name, slices in (("KernelContractBroken", ["all"]), ("KernelContractNoData", ["code"]))
-    ]
-    asked.append({"expr": down, "eval_time": "60m", "exp_samples": [{"value": 1}]})
-    rules = [tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml")]
-    passes(promtool, tmp_path / "test.yaml", [asking(cells, asked)], rules)
-
-
 LIVES = 'kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"'
 PAIR = 'kc_contract="policy-7b",kc_kernel_train="a",kc_kernel_inference="b"'
 
@@ -292,7 +262,7 @@ PAIR = 'kc_contract="policy-7b",kc_kernel_train="a",kc_kernel_inference="b"'
 def test_states_go_on_while_nobody_judges_their_contract(
     promtool, policy: Contract, tmp_path: Path, another: bool
 ) -> None:
-    """They are neither over nor new because its evaluator died; one that judges another contract says nothing of it."""
+    """Breaches, silence and states are neither over nor new because the evaluator died; one of another says nothing."""
     write(prometheus_files([policy]), tmp_path)
     series = {
         f"{LIVES}}}": "0+15x20 stale _x39 900+15x20",
@@ -300,14 +270,19 @@ def test_states_go_on_while_nobody_judges_their_contract(
         'kc_promotion_stage{kc_contract="policy-7b",kc_kernel_inference="b"}': "-2x20 stale _x39 -2x5 -1x20",
         f'kc_evaluator_missing{{{PAIR},kc_outcome="future"}}': "1x20 stale _x39 1x5 0x20",
         cell("kc_verdict"): "3x20 stale _x39 3x5 0x20",
+        cell("kc_verdict", "code"): "2x20 stale _x39 2x5 0x20",
+        cell("kc_verdict", clause="reward"): "0x20 stale _x39 0x25",
     }
     if another:
         series['kc_evaluator_last_evaluation_seconds{kc_contract="other"}'] = "0+15x80"
-    names = ("Broken", "PointsMissing", "RolledBack", "Unproven")
+    names = ("Broken", "NoData", "PointsMissing", "RolledBack", "Unproven")
 
     def firing(at: str, *names: str) -> dict:
         expected = [{"labels": f'{{alertname="KernelContract{name}"}}', "value": 1} for name in names]
-        firing = 'ALERTS{alertstate="firing", severity!="warning"} or ALERTS{alertstate="firing", clause=""}'
+        firing = " or ".join(
+            f'ALERTS{{alertstate="firing", {of}}}'
+            for of in ('severity!="warning"', 'clause=""', 'alertname="KernelContractNoData", slice="code"')
+        )
         return {"expr": f"group by (alertname) ({firing})", "eval_time": at, "exp_samples": expected}
 
     asked = [firing("4m45s", *names), firing("8m", *sorted((*names, "EvaluatorDown"))), firing("15m30s", *names)]
