@@ -25,7 +25,7 @@ from typing import Any, Final
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, overriding_pin
-from kc_otel.judge.escalation.alerts import Alert, People, input_verdict
+from kc_otel.judge.escalation.alerts import Alert, People
 from kc_otel.judge.escalation.tick import Tick
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
@@ -225,10 +225,9 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
         verdict, since, only = mine.get(place, (alert.verdict, tick.now, alert))
         mine[place] = verdict, min(alert.since, since), only
         if alert.cell.clause == INPUT_CLAUSE:
-            for (pair, slice), reasons in tick.traffic.failing.items():
-                if pair == alert.cell.pair and slice != ALL:
-                    failed = input_verdict(alert.cell._replace(slice=slice), reasons, alert.verdict)
-                    mine[INPUT_CLAUSE, slice] = failed, tick.now, None
+            for cell, failed in tick.failed.items():
+                if cell.pair == alert.cell.pair and cell.slice != ALL:
+                    mine[cell.place] = failed, tick.now, None
     return broken
 
 
