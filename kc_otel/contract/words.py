@@ -86,6 +86,11 @@ def place(slice: str) -> str:
     return "all traffic" if slice == "all" else slice
 
 
+def named_place(slice: str) -> str:
+    """A slice as a reader knows it who may take its name for another: `all traffic`, or `slice code`."""
+    return place(slice) if slice == "all" else f"slice {slice}"
+
+
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Names as an enumeration, cut where it gets long: `a, b, c and 2 more`."""
     if len(names) > most + 1:

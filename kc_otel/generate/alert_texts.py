@@ -203,15 +203,15 @@ FRESH_SECONDS: Final = 60
 """Seconds for which what an evaluator said last is what is the case."""
 AGE: Final = f"time() - max({selector('kc.evaluator.last_evaluation', None)})"
 """PromQL: seconds since the last evaluation; nothing where no evaluator has ever said that there was one."""
-LIVING: Final = f"{selector('kc.evaluator.last_evaluation', None)} > time() - {FRESH_SECONDS}"
-"""PromQL: a series for each contract that an evaluator has judged within the last minute."""
 
 
-def living(contract: str) -> str:
-    """PromQL of `LIVING` for one contract."""
-    return f"{selector('kc.evaluator.last_evaluation', {'kc.contract': contract})} > time() - {FRESH_SECONDS}"
+def living(contract: str | None = None) -> str:
+    """PromQL: a series for each contract, or for one, that an evaluator has judged within the last minute."""
+    matchers = None if contract is None else {"kc.contract": contract}
+    return f"{selector('kc.evaluator.last_evaluation', matchers)} > time() - {FRESH_SECONDS}"
 
 
+LIVING: Final = living()
 _LABELS: Final = {
     "contract": "kc.contract",
     "kernel_train": "kc.kernel.train",

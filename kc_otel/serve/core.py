@@ -127,7 +127,8 @@ class Core:
             self.events = EventLog(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
-            self.kept_incidents = self._store.incidents
+            self.past = self._store.incidents
+            """Incidents that are over, and the evidence of diagnoses."""
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
@@ -179,7 +180,7 @@ class Core:
     def incident(self, id: str) -> Incident | None:
         """An incident by its id, whether it lasts or is over; None when there is none."""
         lasting = next((incident for incident in self.incidents() if incident.id == id), None)
-        return self.kept_incidents.find(id) if lasting is None else lasting
+        return self.past.find(id) if lasting is None else lasting
 
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now."""
@@ -352,7 +353,7 @@ class Core:
         message = f"{diagnosis.by} on incident {incident.id}: {diagnosis.text}"
         data = {"incident": incident.id, "slice": diagnosis.slice, "by": diagnosis.by, "message": message}
         with unit_of_work(self.connection) as unit:
-            self.kept_incidents.diagnosed(after, diagnosis.evidence, evidence)
+            self.past.diagnosed(after, diagnosis.evidence, evidence)
             self.events.record(incident.contract, diagnosis.kind, data, now, unit)
             unit.on_commit(lambda: setattr(self, "escalation", state))
 
@@ -365,7 +366,7 @@ class Core:
     ) -> None:
         """Write an evaluation: its state, events and webhooks."""
         self._store.save(before, escalation.state)
-        self.kept_incidents.close(escalation.resolved)
+        self.past.close(escalation.resolved)
         people = escalation.state.people
         names = self._names(contract.name)
         lasting = escalation.state.incidents[contract.name]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import listed, moment, place
+from kc_otel.contract.words import listed, moment, named_place, place
 from kc_otel.judge import decisions
 from kc_otel.judge.cells import NO_PAIR
 from kc_otel.judge.escalation.alerts import Acknowledgement, Alert, Silence
@@ -147,7 +147,7 @@ def lift(
     """End the route or pin of a slice, or every one of a contract for None; return their number."""
     after = decisions.lift(core.decisions, kind, contract, slice, now)
     ended = len(getattr(core.decisions, f"{kind}s")) - len(getattr(after, f"{kind}s"))
-    where = "every slice" if slice is None else place(slice)
+    where = "every slice" if slice is None else named_place(slice)
     event, done = ("unpinned", f"ended the pin of {where}") if kind == "pin" else ("resumed", f"resumed {where}")
     core.amend(contract, {event: _word(by, done, why, slice=slice)}, now, decisions=after)
     return ended

@@ -134,7 +134,7 @@ def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, loc
         "tensor layers.2.o_proj.weight differs by 2.48 %; 100 % [100, 100] of tv_token comes from o_proj in layer 2 "
         "(8 sequences of code, 99 % confidence)"
     )
-    evidence = json.loads(core.kept_incidents.evidence(incident.id, found.evidence))
+    evidence = json.loads(core.past.evidence(incident.id, found.evidence))
     assert evidence["culprit"]["tensors"] == ["layers.2.o_proj.weight"]
     assert evidence["asked"]["inference"] == "kernels.py:infer"
 

@@ -143,7 +143,7 @@ def test_a_slice_is_pinned_and_unpinned(kc):
     assert "code is pinned to the inference kernel by ada (a test)" in kc("status")[1]
     assert kc("route", "unpin", "policy", "--slice", "code", "--why", "done")[1].startswith("pins ended: 1;")
     assert kc("route", "pin", "policy", "fp8", "--why", "x")[0] == 2
-    assert "ada ended the pin of code: done" in kc("events", "--newest", "1")[1]
+    assert "ada ended the pin of slice code: done" in kc("events", "--newest", "1")[1]
 
 
 @pytest.mark.slow

@@ -59,8 +59,8 @@ def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, ope
     first.connection.close()
     second = make_core(open_file(tmp_path / "state.db"))
     assert [diagnosis.text for diagnosis in second.incident(incident.id).diagnoses] == [FOUND["text"]]
-    assert json.loads(second.kept_incidents.evidence(incident.id, digest)) == FOUND["evidence"]
-    second.kept_incidents.end_others((), now + 1)
+    assert json.loads(second.past.evidence(incident.id, digest)) == FOUND["evidence"]
+    second.past.end_others((), now + 1)
     second.escalation = second._store.begin({}, frozenset(), now + 1)
     assert second.incidents() == ()
     client = client_of(second)

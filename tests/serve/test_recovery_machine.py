@@ -105,7 +105,7 @@ class Machine:
             taken = fleet.core.evaluator.columns_of(message.SerializeToString(), 1000)
             fleet.core.metrics(message if taken is None else taken, fleet.now)
         fleet.core.tick(fleet.now + fleet.judged_after)
-        for incident in fleet.core.kept_incidents.over("policy", 0, 50):
+        for incident in fleet.core.past.over("policy", 0, 50):
             if incident.id not in self.seen and (incident.on, incident.kernel_inference) == ("fail", "b" * 12):
                 self.seen.add(incident.id)
                 if incident.state_text == "Resolved":

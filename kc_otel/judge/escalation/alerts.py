@@ -45,7 +45,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action, EscalationStep
 from kc_otel.contract.slices import ALL
@@ -293,28 +292,9 @@ def _watched(tick: Tick, step: EscalationStep, by_cell: Mapping[Cell, Verdict]) 
             if not step.clauses or cell.clause in step.clauses
             if not (silent and (verdict.has_nothing_to_measure or tick.excuses(cell.slice, cell.kernel_inference)))
         }
-    contract = tick.contract
-    of_any = Verdict(
-        cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=tick.now, limit=0.0,
-        estimate=0.0, lower=0.0, upper=0.0, samples=0, window="short", method="count", reason="",
-        contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
-    )  # fmt: skip
-    found = {pair: reasons for pair, reasons in tick.invalid.items() if any(reasons.values())}
-    watched = {cell: verdict for cell, verdict in by_cell.items() if cell.pair not in found}
-    for pair, reasons in found.items():
-        failed = input_verdict(of_any.cell._replace(kernel_train=pair[0], kernel_inference=pair[1]), reasons, of_any)
-        watched[failed.cell] = failed
-    return watched
-
-
-def input_verdict(cell: Cell, found: Mapping[str, int], judged: Verdict) -> Verdict:
-    """The verdict on a cell of INPUT_CLAUSE, from how many sequences failed an input check, by reason."""
-    total = sum(found.values())
-    count, reasons = float(total), ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()) if count)
-    some, were = ("1 sequence", "was") if total == 1 else (f"{total} sequences", "were")
-    said = f"{some} failed an input check and {were} not measured ({reasons})."
-    said += f" {remedy(max(found, key=found.__getitem__))}"
-    return replace(judged, cell=cell, estimate=count, lower=count, upper=count, samples=total, reason=said)
+    failed = {cell: verdict for cell, verdict in tick.failed.items() if cell.slice == ALL}
+    pairs = {cell.pair for cell in failed}
+    return {cell: verdict for cell, verdict in by_cell.items() if cell.pair not in pairs} | failed
 
 
 def _measures(verdicts: Sequence[Verdict], of: Cell) -> bool:

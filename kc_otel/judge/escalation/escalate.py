@@ -28,7 +28,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal
 
-from kc_otel.contract.input_reasons import ON_PURPOSE
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable, Pin, apply, released
 from kc_otel.judge.escalation.alerts import (
@@ -49,8 +48,7 @@ from kc_otel.judge.escalation.tick import Tick, TrafficSeen
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_done, with_roll_backs, with_word
 from kc_otel.judge.promotion.stages import Promotion
-from kc_otel.judge.series import Pair
-from kc_otel.judge.verdict import MEASURED, Cell, Evaluation, Status, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdicts import selected
 
 
@@ -173,10 +171,7 @@ def escalate(
 ) -> Escalation:
     """One evaluation of a contract's policy; in a dry run nobody acts and nobody is told."""
     name, now, incidents = contract.name, evaluation.at, before.incidents.get(contract.name, ())
-    failing = {
-        key: left for key, reasons in traffic.failing.items() if (left := _faults(reasons, key[0], evaluation.verdicts))
-    }
-    tick = Tick(contract, evaluation, before.decisions, replace(traffic, failing=failing, incidents=incidents))
+    tick = Tick(contract, evaluation, before.decisions, replace(traffic, incidents=incidents))
     previous = before.policies.get(name, PolicyState(name))
     policy, edges = advance(tick, previous)
     firing = {alert.fingerprint for alert in policy.firing}
@@ -200,7 +195,13 @@ def escalate(
     serving = {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None}
     news = News(tick, previous, policy, after, people, again, serving, timing)
     groups, messages = group_messages(news, groups, () if dry_run else (*edges, *roll_backs, *untold))
-    after = _with_messages(after, messages, now)
+    announced = (
+        (message.incident.key, IncidentAction("webhook", message.endpoint, now, slices))
+        for message in messages
+        if message.incident is not None
+        if (slices := tuple(alert.cell.slice for alert in message.alerts if alert.fires))
+    )
+    after = with_done(after, announced)
     return Escalation(
         state=EscalationState(
             policies={**before.policies, name: policy},
@@ -247,26 +248,6 @@ def _told_again(
             alerts[alert.fingerprint] = replace(alert, told=alert.told + 1, waited=0.0) if due else alert
         again |= {alert.fingerprint: MessageReason.REMINDER for alert in together if due}
     return replace(after, alerts=tuple(alerts.values())), again
-
-
-def _with_messages(
-    incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float
-) -> tuple[Incident, ...]:
-    """The incidents with who was told of them in this evaluation."""
-    actions: dict[str, list[IncidentAction]] = {}
-    for message in messages:
-        fires = tuple(alert.cell.slice for alert in message.alerts if alert.fires)
-        if fires and message.incident is not None:
-            actions.setdefault(message.incident.id, []).append(IncidentAction("webhook", message.endpoint, now, fires))
-    return tuple(with_done(incident, actions.get(incident.id, ())) for incident in incidents)
-
-
-def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict]) -> Mapping[str, int]:
-    """Failed sequences of a kernel pair by reason, without those that are kept from being measured on purpose."""
-    if reasons.keys().isdisjoint(ON_PURPOSE):
-        return reasons
-    others_are_valid = any(verdict.cell.pair == pair for verdict in selected(verdicts, MEASURED))
-    return {reason: count for reason, count in reasons.items() if not (others_are_valid and reason in ON_PURPOSE)}
 
 
 def _roll_backs(

@@ -7,12 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from kc_otel.contract.input_reasons import ON_PURPOSE, remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions import DecisionTable, kept_since
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.series import Pair
-from kc_otel.judge.verdict import Cell, Evaluation, Verdict
+from kc_otel.judge.verdict import INPUT_CLAUSE, MEASURED, Cell, Evaluation, Status, Verdict
+from kc_otel.judge.verdicts import selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,29 @@ class Tick:
         """Every verdict on the contract."""
         return self.evaluation.verdicts
 
-    @property
-    def invalid(self) -> dict[Pair, Mapping[str, int]]:
-        """Sequences of any slice that failed an input check in the window, by kernel pair and by reason."""
-        return {pair: reasons for (pair, slice), reasons in self.traffic.failing.items() if slice == ALL}
+    @cached_property
+    def failed(self) -> dict[Cell, Verdict]:
+        """Verdicts on INPUT_CLAUSE, for each pair and slice of which sequences failed an input check.
+
+        Those that are kept from being measured on purpose count for a pair that nothing else is measured of.
+        """
+        name, version, hash = self.contract.name, self.contract.metadata.version, self.contract.hash
+        failing, found = self.traffic.failing, dict[Cell, Verdict]()
+        doubtful = any(not reasons.keys().isdisjoint(ON_PURPOSE) for reasons in failing.values())
+        valid = {verdict.cell.pair for verdict in selected(self.verdicts, MEASURED)} if doubtful else set[Pair]()
+        for (pair, slice), counted in failing.items():
+            purposes = ON_PURPOSE if pair in valid else ()
+            reasons = {reason: count for reason, count in counted.items() if reason not in purposes}
+            if total := sum(reasons.values()):
+                counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()) if count)
+                some, were = ("1 sequence", "was") if total == 1 else (f"{total} sequences", "were")
+                said = f"{some} failed an input check and {were} not measured ({counts})."
+                cell, number = Cell(name, INPUT_CLAUSE, slice, *pair), float(total)
+                found[cell] = Verdict(
+                    cell, Status.INVALID_INPUT, self.now, 0.0, number, number, number, total, "short", "count",
+                    f"{said} {remedy(max(reasons, key=reasons.__getitem__))}", version, hash, "traffic",
+                )  # fmt: skip
+        return found
 
     @cached_property
     def kept(self) -> Callable[[str, str], float | None]:

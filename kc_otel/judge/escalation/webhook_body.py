@@ -21,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES, consequence, reading, statistic_words
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, listed, moment, number, place
+from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, listed, moment, named_place, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Alert
 from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
@@ -227,7 +227,7 @@ def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Inciden
     """One line for a person: the firing or resolved clause, its slice, and the kernels by their `kernel_names`."""
     cell, kind = edge.cell, _alert_kind(edge)
     of = pair_name(names, cell.kernel_train, cell.kernel_inference)
-    where = place(cell.slice) if cell.slice == ALL else f"slice {cell.slice}"
+    where = named_place(cell.slice)
     if not edge.fires:
         return f"{cell.contract}: {_ending(edge, where, of, incident)}"
     later = f"was measured after its rollback: {MEASURED_LATER}" if kind == "serves" else "was rolled back"

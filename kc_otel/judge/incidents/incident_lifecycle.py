@@ -25,7 +25,7 @@ from typing import Any, Final
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, overriding_pin
-from kc_otel.judge.escalation.alerts import Alert, People, input_verdict
+from kc_otel.judge.escalation.alerts import Alert, People
 from kc_otel.judge.escalation.tick import Tick
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
@@ -141,44 +141,46 @@ def with_actions(
     incidents: Sequence[Incident], fired: Iterable[Alert], people: People, *, dry_run: bool
 ) -> tuple[Incident, ...]:
     """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done."""
-    done: dict[Key, list[IncidentAction]] = {}
-    for edge in fired:
-        muted = bool(people.silencing(edge.cell, edge.at))
-        done.setdefault(edge.incident, []).extend(
-            IncidentAction(action.kind, action.target or "", edge.at, (edge.cell.slice,), dry_run)
-            for action in edge.actions
-            if dry_run or not (action.kind == "webhook" or (muted and action.kind == "notify"))
-        )
-    return tuple(with_done(incident, done.get(incident.key, ())) for incident in incidents)
+    done = (
+        (edge.incident, IncidentAction(action.kind, action.target or "", edge.at, (edge.cell.slice,), dry_run))
+        for edge in fired
+        for action in edge.actions
+        if dry_run or action.kind != "webhook"
+        if dry_run or action.kind != "notify" or not people.silencing(edge.cell, edge.at)
+    )
+    return with_done(incidents, done)
 
 
 def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) -> tuple[Incident, ...]:
     """The incidents of versions that were rolled back, with that, and with whether they were measured later."""
     by_version = {(promotion.contract, promotion.version): promotion for promotion in rolled}
-
-    def acted(incident: Incident) -> Incident:
-        promotion = by_version.get((incident.contract, incident.kernel_inference))
-        if promotion is None or incident.on not in OF_RECORDERS:
-            return incident
-        done = [IncidentAction("roll-back", promotion.reason.partition(": ")[0], promotion.entered, (ALL,))]
-        if promotion.seen_serving is not None:
-            done.append(IncidentAction("serves", "", promotion.seen_serving, (ALL,)))
+    earlier: list[Incident] = []
+    done: list[tuple[Key, IncidentAction]] = []
+    for incident in incidents:
+        promotion, own = by_version.get((incident.contract, incident.kernel_inference)), list[IncidentAction]()
+        if promotion is not None and incident.on in OF_RECORDERS:
+            own.append(IncidentAction("roll-back", promotion.reason.partition(": ")[0], promotion.entered, (ALL,)))
+            if promotion.seen_serving is not None:
+                own.append(IncidentAction("serves", "", promotion.seen_serving, (ALL,)))
         # What is done once more, in the same words, is done at the later time.
-        at = {(action.kind, action.target): action.at for action in done}
+        at = {(action.kind, action.target): action.at for action in own}
         kept = (action for action in incident.actions if at.get((action.kind, action.target), action.at) == action.at)
-        return with_done(replace(incident, actions=tuple(kept)), done)
+        earlier.append(replace(incident, actions=tuple(kept)))
+        done += [(incident.key, action) for action in own]
+    return with_done(earlier, done)
 
-    return tuple(map(acted, incidents))
 
-
-def with_done(incident: Incident, done: Iterable[IncidentAction]) -> Incident:
-    """The incident with actions: each is there once, at its first time, with all of its slices."""
-    actions = {(action.kind, action.target, action.dry_run): action for action in incident.actions}
-    for action in done:
-        first = actions.setdefault((action.kind, action.target, action.dry_run), action)
-        slices = tuple(dict.fromkeys((*first.slices, *action.slices)))
-        actions[action.kind, action.target, action.dry_run] = replace(first, slices=slices)
-    return replace(incident, actions=tuple(actions.values()))
+def with_done(incidents: Sequence[Incident], done: Iterable[tuple[Key, IncidentAction]]) -> tuple[Incident, ...]:
+    """The incidents with actions, by key: each is there once, at its first time, with all of its slices."""
+    by_key = {
+        incident.key: {(action.kind, action.target, action.dry_run): action for action in incident.actions}
+        for incident in incidents
+    }
+    for key, action in done:
+        actions, which = by_key.get(key, {}), (action.kind, action.target, action.dry_run)
+        first = actions.get(which, action)
+        actions[which] = replace(first, slices=tuple(dict.fromkeys((*first.slices, *action.slices))))
+    return tuple(replace(incident, actions=tuple(by_key[incident.key].values())) for incident in incidents)
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
@@ -223,10 +225,9 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
         verdict, since, only = mine.get(place, (alert.verdict, tick.now, alert))
         mine[place] = verdict, min(alert.since, since), only
         if alert.cell.clause == INPUT_CLAUSE:
-            for (pair, slice), reasons in tick.traffic.failing.items():
-                if pair == alert.cell.pair and slice != ALL:
-                    failed = input_verdict(alert.cell._replace(slice=slice), reasons, alert.verdict)
-                    mine[INPUT_CLAUSE, slice] = failed, tick.now, None
+            for cell, failed in tick.failed.items():
+                if cell.pair == alert.cell.pair and cell.slice != ALL:
+                    mine[cell.place] = failed, tick.now, None
     return broken
 
 

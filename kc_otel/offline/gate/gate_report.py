@@ -17,8 +17,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.sentences import scopes
-from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import listed, together
+from kc_otel.contract.words import listed, named_place, together
 from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.statistics import samples_needed
@@ -82,11 +81,6 @@ def missing(gate: OfflineGate) -> tuple[str, ...]:
     )
 
 
-def for_whom(slice: str) -> str:
-    """A slice in words."""
-    return "all traffic" if slice == ALL else f"slice {slice}"
-
-
 def notes(gate: OfflineGate) -> tuple[str, ...]:
     """Return notes for the reader besides the verdicts."""
     said = [
@@ -145,7 +139,7 @@ def headline(gate: OfflineGate) -> str:
         worst, failed = found[0].verdict, sum(finding.verdict.status is Status.FAIL for finding in found)
         more = f"; {failed} verdicts failed in all" if failed > 1 else ""
         return (
-            f"{version} breaks {contract}: {worst.cell.clause} on {for_whom(worst.cell.slice)} is "
+            f"{version} breaks {contract}: {worst.cell.clause} on {named_place(worst.cell.slice)} is "
             f"{how_far(worst)} of {worst.limit:.4g}{more}"
         )
     if gate.decision.outcome is GateOutcome.WAIT:
@@ -169,7 +163,9 @@ def _waits_for(gate: OfflineGate, found: Sequence[GateFinding]) -> str:
         unit = clause.quantity.per if clause.quantity is not None else Unit.TOKEN
         more = f"; a FAIL requires {few:,} more {unit}{'s' * (few != 1)}" if few > 0 else ""
         far = how_far(replace(worst, status=Status.FAIL))
-        said += f", and {worst.cell.clause} on {for_whom(worst.cell.slice)} is {far} of {worst.limit:.4g} so far{more}"
+        said += (
+            f", and {worst.cell.clause} on {named_place(worst.cell.slice)} is {far} of {worst.limit:.4g} so far{more}"
+        )
     return said
 
 
@@ -195,7 +191,7 @@ def _decided(gate: OfflineGate, found: Sequence[GateFinding], *, several: bool) 
         verdict = finding.verdict
         if verdict.status in {Status.PASS, Status.NO_DATA}:
             continue
-        where = f"{verdict.cell.clause} on {for_whom(verdict.cell.slice)}" + f" in {finding.input.name}" * several
+        where = f"{verdict.cell.clause} on {named_place(verdict.cell.slice)}" + f" in {finding.input.name}" * several
         optional = "" if finding.required else " (not required)"
         far = f"; {how_far(verdict)}" if verdict.status is Status.FAIL else ""
         yield f"{verdict.status}{optional} {where}: {verdict.reason}{far}"
@@ -220,7 +216,7 @@ def _without_data(found: Sequence[GateFinding], *, several: bool) -> Iterator[st
     slices = together(((about, reason, verdict.cell.clause), verdict.cell.slice) for about, reason, verdict in rows)
     alike = together(((about, reason, tuple(on)), clause) for (about, reason, clause), on in slices.items())
     for ((optional, file), reason, on), clauses in alike.items():
-        where = for_whom(on[0]) if len(on) == 1 else f"slices {listed(on)}"
+        where = named_place(on[0]) if len(on) == 1 else f"slices {listed(on)}"
         why = reason.replace(_UNNAMED_SLICE, f"slice {on[0]}") if len(on) == 1 else reason
         yield f"NO_DATA{optional} {listed(clauses)} on {where}{file}: {why}"
 
@@ -256,7 +252,7 @@ def _row(gate: OfflineGate, finding: GateFinding) -> tuple[str, ...]:
     return (
         _MARK[verdict.status] + ("" if finding.required else " (not required)"),
         safe(verdict.cell.clause),
-        safe(for_whom(verdict.cell.slice)),
+        safe(named_place(verdict.cell.slice)),
         *(numbers if there else ("-", "-")),
         f"{verdict.limit:.4g}",
         f"{verdict.samples:,} {unit}{'s' * (verdict.samples != 1)}" if there else "nothing",

@@ -103,7 +103,7 @@ def incident_routes(core: Core) -> APIRouter:
     ) -> IncidentList:
         """Return incidents, the most urgent first, each with its worst broken cells, or all cells if none is broken."""
         check_known(core, contract)
-        found = [*core.incidents(contract), *core.kept_incidents.over(contract, since, limit)]
+        found = [*core.incidents(contract), *core.past.over(contract, since, limit)]
         views = [_view(core, incident) for incident in found if state in {None, incident.state}]
         return IncidentList(at=core.evaluated_at, incidents=views)
 
@@ -124,7 +124,7 @@ def incident_routes(core: Core) -> APIRouter:
     @router.get("/{id}/diagnoses/{evidence}", response_model=dict[str, Any])
     async def rests_on(id: str, evidence: str) -> Response:
         """Return the evidence of a diagnosis, byte for byte: `evidence` is its SHA-256."""
-        found = core.kept_incidents.evidence(id, evidence)
+        found = core.past.evidence(id, evidence)
         if found is None:
             raise HTTPException(404, f"no such evidence of incident {id[:40]!r}")
         return Response(found, media_type="application/json")

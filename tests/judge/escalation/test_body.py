@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.judge.escalation.alerts import ROLLED_BACK
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, People, PolicyState
+from kc_otel.judge.escalation.escalate import AT_ONCE, MessageGroup, News, ToldAlert, group_messages
 from kc_otel.judge.escalation.webhook_body import ROLLED_BACK_ALERT, encode, rfc3339, summary
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.verdict import FAULTS, Status
 from tests.tools.bodies import body_of
-from tests.tools.escalations import advanced
+from tests.tools.escalations import advanced, tick_of
 
 AT = 1_700_000_000.0
 
@@ -155,6 +156,22 @@ def test_the_end_of_what_is_only_contained_is_no_repair(edges):
     assert "is contained" in said[IncidentState.CONTAINED]
     assert said[IncidentState.CONTAINED].endswith("routers avoid the kernel, which is not repaired")
     assert "without proof of recovery" in said[IncidentState.UNPROVEN]
+
+
+def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(contract, edges):
+    """An endpoint is told the end of a breach that nothing refuted once users are kept from it, and before that so."""
+    gone, _ = edges[1]
+    cell, at = gone.cell, AT + 90
+    broken = BrokenCell(cell.clause, cell.slice, since=AT, until=at)
+    told = MessageGroup("1", "pager", (ToldAlert(gone, "firing"),), (gone.step,))
+    before, tick = PolicyState(contract.name, at=at), tick_of(contract, [], at + contract.observability.window)
+    reasons = {}
+    for state in (IncidentState.BROKEN, IncidentState.CONTAINED):
+        incident = Incident("1", cell.contract, "fail", *cell.pair, state, (broken,))
+        news = News(tick, before, before, [incident], People(), {}, (), AT_ONCE)
+        _, messages = group_messages(news, [told], [])
+        reasons[state] = [str(message.reason) for message in messages]
+    assert reasons == {IncidentState.BROKEN: ["unproven"], IncidentState.CONTAINED: ["resolved"]}
 
 
 def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(contract, edges):
