@@ -103,12 +103,10 @@ def import_files(
                 ledger=ledger,
                 follow=follow,
             )
-            tried: set[Path] = set()
             for path in unseen(paths, ledger, stop, follow=follow, poll=_FOLDER_POLL_SECONDS):
-                tried.add(path)
                 _one(importer, path)
             wanted = files_of(paths) if stop.is_set() and not follow else []
-            left = [path for path in wanted if path not in tried and path not in ledger]
+            left = [path for path in wanted if path not in importer.totals.failed and path not in ledger]
             importer.finish()
             show(_import_lines(importer, recorder.stats()))
     if left:

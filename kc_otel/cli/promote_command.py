@@ -74,11 +74,14 @@ def promote(
         }.items()
         if given
     ]  # fmt: skip
-    _refuse_mixed(orders, why)
+    if len(orders) > 1:
+        refuse(f"{' and '.join(f'--{name}' for name in orders)}: decide one thing at a time")
+    if orders and orders[0] in _SIGNED and not why.strip():
+        refuse(f"--{orders[0]}: say why with --why; it is kept with the evidence")
     path, who = f"/api/v1/promotions/{contract}/{kernel}", by or getpass.getuser()
     if not orders:
         _look(url, contract, kernel, as_json=as_json)
-    if orders:
+    else:
         body: dict[str, Any] = {"order": orders[0], "by": who, "why": why, "start": True}
         if stage := approve or force:
             body["stage"] = stage.value
@@ -96,13 +99,6 @@ def promote(
         return
     full = found["status"] != "rolled-back" and found["stage"] == "full"
     raise typer.Exit(0 if full else 1 if found["status"] == "rolled-back" else 3)
-
-
-def _refuse_mixed(orders: list[str], why: str) -> None:
-    if len(orders) > 1:
-        refuse(f"{' and '.join(f'--{name}' for name in orders)}: decide one thing at a time")
-    if orders and orders[0] in _SIGNED and not why.strip():
-        refuse(f"--{orders[0]}: say why with --why; it is kept with the evidence")
 
 
 def _look(url: str, contract: str, kernel: str, *, as_json: bool) -> None:
@@ -175,30 +171,22 @@ def follow(url: str, path: str) -> dict[str, Any]:
     """Print steps until the version is full, rolled back or replaced; return its promotion."""
     found: dict[str, Any] = get(url, path)
     _say(found["reason"])
-    said: list[str] = []
-    while True:
-        if found["status"] != "running" or found["stage"] == "full":
-            return found
-        if found["missing"] != said:
-            said = found["missing"]
-            for reason in said:
+    waits: list[str] = []
+    answers = True
+    while found["status"] == "running" and found["stage"] != "full":
+        if found["missing"] != waits:
+            waits = found["missing"]
+            for reason in waits:
                 _say(f"waits: {reason}")
         time.sleep(_POLL_SECONDS)
-        now = _polled(url, path)
-        if any(now[name] != found[name] for name in ("position", "status", "attempt")):
-            _say(now["reason"])
-        found = now
-
-
-def _polled(url: str, path: str) -> dict[str, Any]:
-    """Return the promotion; if no evaluator answers, say so once and ask again."""
-    said = False
-    while (found := poll(url, path)) is None:
-        if not said:
+        now = poll(url, path)
+        if now is None and answers:
             _say(f"no evaluator answers at {url}; it is asked again every {_POLL_SECONDS:g} s")
-        said = True
-        time.sleep(_POLL_SECONDS)
-    return dict(found)
+        answers = now is not None
+        if answers and any(now[name] != found[name] for name in ("position", "status", "attempt")):
+            _say(now["reason"])
+        found = now or found
+    return found
 
 
 def _say(text: str) -> None:

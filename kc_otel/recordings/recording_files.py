@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,23 +24,10 @@ from kc_otel.record.measure.checks import LOOK, TOO_SURE, check_block, more_than
 from kc_otel.record.measure.sampled import TOLERANCE, renormalised, saturated
 from kc_otel.record.weight_versions import as_version
 from kc_otel.recordings.importers.trainer_files import files_of, trainer_of, trainer_table
-from kc_otel.recordings.read_table import (
-    ALIASES,
-    ATTRIBUTES,
-    FLOATS,
-    LOGITS,
-    MASK,
-    LinesRead,
-    Problems,
-    RaggedTable,
-    read_own,
-)
+from kc_otel.recordings.read_table import ALIASES, ATTRIBUTES, FLOATS, MASK, LinesRead, Problems, RaggedTable, read_own
 from kc_otel.recordings.recording import DENSITY, GROUPS, Recording, RecordingError, group_of
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
-_PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_kept", "versions")
-_FILLED: Final = ("train_kept", "inference_kept")
-"""Roles that a file may lack beside others that have them."""
 _HALF_PRECISION: Final = 0.25
 """Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
 _FEW_SEQUENCES_SHARE: Final = 0.05
@@ -103,22 +91,18 @@ def _table(
 
 def _together(path: str, tables: Sequence[RaggedTable]) -> RaggedTable:
     """Several files as one table. Ids, advantages and logits that only some of them have are left out."""
-    sequences, roles = (
-        sum(len(table.attributes) for table in tables),
-        {role for table in tables for role in table.columns},
-    )
+    attributes = [_group_of_file(row, table.source) for table in tables for row in table.attributes]
     columns: dict[str, list[NDArray[Any]]] = {}
-    for role in roles:
+    for role in dict.fromkeys(role for table in tables for role in table.columns):
         without = sum(len(table.attributes) for table in tables if role not in table.columns)
         if role == "versions" and without:
-            said = f"{without:,} of {sequences:,} sequences have no weight_versions; write the column in every file"
-            raise RecordingError(f"{path}: {said}, or give the files one by one")
-        if not without or role in _FILLED or role.startswith(MASK):
-            fill = np.ones_like if role.startswith(MASK) else np.zeros_like  # without truncation the kept mass is 1
-            columns[role] = [
-                row for table in tables for row in table.columns.get(role) or map(fill, table.columns["train"])
-            ]
-    attributes = [_group_of_file(row, table.source) for table in tables for row in table.attributes]
+            said = f"{without:,} of {len(attributes):,} sequences have no weight_versions; write the column in every"
+            raise RecordingError(f"{path}: {said} file, or give the files one by one")
+        # Without a mask every token counts; without truncation the mass that was kept is 1.
+        fill = np.ones_like if role.startswith(MASK) else np.zeros_like
+        if not without or role.startswith(MASK) or role in {"train_kept", "inference_kept"}:
+            rows = (table.columns.get(role) or map(fill, table.columns["train"]) for table in tables)
+            columns[role] = list(chain.from_iterable(rows))
     places = [f"{table.source}: {table.place(row)}" for table in tables for row in range(len(table.attributes))]
     names = {role: name for table in tables for role, name in table.names.items()}
     unread = {name: why for table in tables for name, why in table.unread.items()}
@@ -354,11 +338,10 @@ def save_recording(recording: Recording, path: str | Path) -> None:
         raise RecordingError(f"{where}: recordings are written as .npz; end the name in that")
     if recording.train_kept is not None:  # a file has log-probabilities from before truncation
         recording = replace(recording, train=recording.train + recording.train_kept)
-    roles = (*_PER_TOKEN, *LOGITS)
     written: dict[str, Any] = {
-        ALIASES[role][0]: values for role in roles if (values := getattr(recording, role)) is not None
+        names[0]: values for role, names in ALIASES.items() if (values := getattr(recording, role, None)) is not None
     }
     if any(recording.attributes):
         written[ATTRIBUTES] = np.array([json.dumps(dict(attribute)) for attribute in recording.attributes])
     with where.open("wb") as file:
-        np.savez_compressed(file, **written, lengths=recording.lengths)
+        np.savez_compressed(file, **written)

@@ -15,6 +15,8 @@ from kc_otel.cli import gate_command
 from kc_otel.contract.load import check_text
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording_files import save_recording
+from tests.recordings._files import write_rows
+from tests.recordings.test_importers_formats import numbers, prime_line
 from tests.tools.two_kernels import sampled_from_logits
 
 COMMANDS = ("gate",)
@@ -249,17 +251,11 @@ def test_a_limit_that_is_no_number_has_one_error_and_no_warning_about_0():
 
 
 def test_each_file_of_a_trainers_folder_is_a_window(run, contract, tmp_path):
-    rng = np.random.default_rng(5)
     folder = tmp_path / "step_1"
-    folder.mkdir()
     for rank in range(2):
-        lines = []
-        for _ in range(40):
-            q = -rng.exponential(0.7, 30)
-            p, ids = np.minimum(q + 0.01 * rng.standard_normal(30), 0.0).tolist(), rng.integers(1, 99, 30).tolist()
-            sides = {"trainer_logprobs": p, "inference_logprobs": q.tolist()}
-            lines.append(json.dumps({**sides, "loss_mask": [True] * 30, "token_ids": ids, "task": "code"}))
-        (folder / f"rank_{rank}.jsonl").write_text("\n".join(lines))
+        rng, sides = np.random.default_rng(rank), zip(*numbers(40, 30, rank), strict=True)
+        lines = [prime_line(p, q, task="code", token_ids=rng.integers(1, 99, 32).tolist()) for p, q in sides]
+        write_rows(folder / f"rank_{rank}.jsonl", lines)
     only = ("--require", "token-tv", "--slice", "all", "--slice", "code")
     code, out, _ = run("gate", "run", contract, folder, *only)
     assert code == 0, out

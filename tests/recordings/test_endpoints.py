@@ -95,16 +95,6 @@ def test_sglang_is_asked_by_its_own_api(train_sglang):
         assert {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}.items() <= sent["sampling_params"].items()
 
 
-def test_tokens_that_sglang_scored_are_those_that_were_sent():
-    found = {"meta_info": {"output_token_logprobs": [[-1.0, 3]]}, "prompt_token_ids": [1]}
-    assert protocol.generated(found, "Hi") == protocol.Sampled((1,), (3,), (-1.0,), "")
-    rows = [[None, 1, None], [-1.0, 0, None], [-2.0, 3, None]]
-    assert protocol.scores({"meta_info": {"input_token_logprobs": rows}}, (1,), (9, 3)) == (-1.0, -2.0)
-    for prompt, tokens in (((1, 2), (3, 4)), ((1,), (9, 4))):
-        with pytest.raises(protocol.AnswerError, match="that were sent"):
-            protocol.scores({"meta_info": {"input_token_logprobs": rows}}, prompt, tokens)
-
-
 @pytest.mark.parametrize("sglang", [False, True])
 def test_a_server_scores_what_waits_for_rescoring(sglang):
     with completions(table(), sglang=sglang) as server:
@@ -123,20 +113,22 @@ def test_a_server_scores_what_waits_for_rescoring(sglang):
         endpoint_scorer("")
 
 
-def test_a_completion_is_read_with_its_ids_and_log_probabilities():
-    """In vLLM's answers -9999 is log 0."""
+def test_completions_and_given_tokens_are_read_by_their_ids():
+    """In vLLM's answers -9999 is log 0; SGLang says 0 for the last ids of a vocabulary."""
     found = protocol.sampled(answer(), "Hi")
     assert found == protocol.Sampled((1, 2), (7, 8), (-0.5, -math.inf), "stop")
     assert protocol.sampled(answer(prompt_token_ids=None), (1, 2)) == found
     assert math.isnan(protocol.sampled(answer(logprobs={"token_logprobs": [None, -1.0]}), "Hi").logprobs[0])
-
-
-def test_given_tokens_are_read_by_their_ids():
     rows = [*SCORED[:2], {"3": {"logprob": -0.1}} | SCORED[2], SCORED[3]]
-    assert protocol.scored(answer(prompt_logprobs=rows, prompt_token_ids=[1, 2, 7, 8]), (1, 2), (7, 8)) == (
-        -0.25,
-        -math.inf,
-    )
+    given = answer(prompt_logprobs=rows, prompt_token_ids=[1, 2, 7, 8])
+    assert protocol.scored(given, (1, 2), (7, 8)) == (-0.25, -math.inf)
+    found = {"meta_info": {"output_token_logprobs": [[-1.0, 3]]}, "prompt_token_ids": [1]}
+    assert protocol.generated(found, "Hi") == protocol.Sampled((1,), (3,), (-1.0,), "")
+    given = {"meta_info": {"input_token_logprobs": [[None, 1, None], [-1.0, 0, None], [-2.0, 3, None]]}}
+    assert protocol.scores(given, (1,), (9, 3)) == (-1.0, -2.0)
+    for prompt, tokens in (((1, 2), (3, 4)), ((1,), (9, 4))):
+        with pytest.raises(protocol.AnswerError, match="that were sent"):
+            protocol.scores(given, prompt, tokens)
 
 
 def sampled(prompt="Hi", **changes):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gzip
 import struct
-from contextlib import suppress
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, judged_metrics, marked_frame
 from kc_otel.offline.replay import TrafficFileError, evaluations_recorded, read_recordings, replay
@@ -124,14 +121,3 @@ def test_another_file_is_refused(content, said, tmp_path):
     path.write_bytes(content)
     with pytest.raises(TrafficFileError, match=said):
         times(path)
-
-
-@given(content=st.binary(max_size=400), head=st.sampled_from([b"", b"{", b"\0\0\0", b"\x1f\x8b"]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_content_is_more_than_damage(content, head, tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(head + content)
-    damage: list[str] = []
-    with suppress(TrafficFileError):
-        list(read_recordings([path], damage))
-    assert all(sentence.startswith(str(path)) for sentence in damage)
