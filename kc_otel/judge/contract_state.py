@@ -466,6 +466,7 @@ class ContractState:
             return False
         without = self._without.get(key.metric)
         if without is None or not 0 <= now - without.since <= self._window:
+            self.settle()
             crowded = key not in self.series and len(self.series) >= self.contract.observability.max_series
             held = {
                 pair: self.counted(series, SHORT, now)
