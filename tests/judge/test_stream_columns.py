@@ -171,7 +171,6 @@ class Twins:
 
     def __init__(self, contract: Contract) -> None:
         self.fast, self.slow = Evaluator([contract]), Evaluator([contract])
-        self.fast.use_columns()
 
     def take(self, body: bytes, now: float) -> None:
         assert take(self.fast, body, now, columns=True) == take(self.slow, body, now, columns=False)
@@ -481,7 +480,6 @@ def test_what_a_sender_sent_before_is_no_word_on_what_it_sends_now(monkeypatch, 
 def test_metrics_that_protobuf_does_not_read_are_those_of_the_columns():
     """A message is refused as a whole for one of a name that is no text, and has as many points as it may."""
     sender, evaluator = Sender(), Evaluator([make_contract()])
-    evaluator.use_columns()
     for step in range(3):
         request = sender.request(NOW + 10.0 * step, [0.02])
         gauge = request.resource_metrics[0].scope_metrics[0].metrics.add(name="kc.recorder.tokens").gauge
