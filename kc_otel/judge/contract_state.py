@@ -174,8 +174,8 @@ class ContractState:
     def settle(self) -> None:
         """Bring the series up to date with what was folded."""
         if (found := self._slots.take()) is not None:
-            keys = self._table.living(found.series)
-            self.count_all(keys, found.columns, found.newest.tolist(), found.now.tolist())
+            series, columns, newest, now = found
+            self.count_all(self._table.living(series), columns, newest.tolist(), now.tolist())
 
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it; it adds to the series in `observed`."""

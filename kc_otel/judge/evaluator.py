@@ -26,7 +26,6 @@ from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, missing
 from kc_otel.judge.points import (
-    DRIFT_NAMES,
     DROPPED,
     INVALID,
     KERNEL_INFO,
@@ -76,6 +75,7 @@ class _Arrival(NamedTuple):
     """A message on its way in, and what its recorders say."""
 
     now: float
+    columns: ColumnMessage | None
     horizons: Mapping[str, Horizon]
     observed: dict[tuple[Recorders, str], list[SeriesKey]]
     """Series of which a recorder has observed something new."""
@@ -222,7 +222,7 @@ class Evaluator:
 
         horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
-        arrival = _Arrival(now, horizons, defaultdict(list), defaultdict(dict))
+        arrival = _Arrival(now, columns, horizons, defaultdict(list), defaultdict(dict))
         if columns is not None:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
@@ -238,8 +238,6 @@ class Evaluator:
         for point in points:
             outcome, message = self._take(point, arrival)
             count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
-            if columns is not None and outcome in _REMEMBERED_OUTCOMES and isinstance(point, Point):
-                self._learn(columns, point)
         arrival.tell()
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
@@ -397,12 +395,6 @@ class Evaluator:
     def _silence(self, now: float) -> Callable[[float], float]:
         return lambda last: self.listening(now).silence(last, now)
 
-    def _learn(self, message: ColumnMessage, point: Point) -> None:
-        if point.metric in DRIFT_NAMES and point.histogram.layout is None:
-            name = str(point.attributes["kc.contract"])
-            slice, pair = self._place(point, name)
-            self._columns.learn(message, point, name, SeriesKey(point.series, slice, *pair))
-
     def _take(self, point: Point | ImpossiblePoint, arrival: _Arrival) -> tuple[str, str]:
         """Take a point; return what became of it, and a message for its sender."""
         try:
@@ -428,6 +420,8 @@ class Evaluator:
         if observed and point.metric == INVALID:
             observed = [SeriesKey(INVALID, str(point.attributes.get("kc.slice", ALL)), *pair)]
         arrival.observed[state.recorders, point.origin.sender] += observed
+        if arrival.columns is not None and outcome in _REMEMBERED_OUTCOMES and point.histogram.layout is None:
+            self._columns.learn(arrival.columns, point, state, SeriesKey(point.series, slice, *pair))
         return _noted(state, outcome, point, arrival.now), ""
 
     def _take_info(self, point: Point, state: ContractState, arrival: _Arrival) -> str:
