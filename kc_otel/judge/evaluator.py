@@ -20,7 +20,7 @@ from kc_otel.contract.words import FAILS_CHECKS, listed
 from kc_otel.judge.causes import causes_of, drift_by_place
 from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.cells import sampling_notes, too_many
-from kc_otel.judge.columns.stream_columns import StreamColumns
+from kc_otel.judge.columns.message_streams import MessageStreams
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
@@ -167,7 +167,7 @@ class Evaluator:
         self.judged_at = -math.inf
         self._listening: Listening | None = None
         self._judged_before = -math.inf
-        self._columns, self._reads_columns = StreamColumns(self.states), machine_code.is_available()
+        self._columns, self._reads_columns = MessageStreams(self.states), machine_code.is_available()
         self._gen_ai: dict[str, list[ContractState]] = {}
         for state in self.states.values():
             for name in {clause.metric for clause in state.contract.clauses if clause.metric.startswith("gen_ai.")}:

@@ -40,7 +40,7 @@ _EXPONENTIAL: Final = attrgetter("exponential")
 _SCOPE: Final = attrgetter("scope_begin")
 
 
-class StreamColumns:
+class MessageStreams:
     """What is known of senders' messages; `taken` counts the points that were folded so far."""
 
     def __init__(self, states: Mapping[str, ContractState]) -> None:
