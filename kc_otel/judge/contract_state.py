@@ -174,8 +174,8 @@ class ContractState:
     def settle(self) -> None:
         """Bring the series up to date with what was folded."""
         if (found := self._slots.take()) is not None:
-            keys = self._table.living(found.series)
-            self.count_all(keys, found.columns, found.newest.tolist(), found.now.tolist())
+            series, columns, newest, now = found
+            self.count_all(self._table.living(series), columns, newest.tolist(), now.tolist())
 
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it; it adds to the series in `observed`."""
@@ -275,7 +275,7 @@ class ContractState:
     ) -> None:
         """`count` of many [n]: of each its series, a histogram, the time of that and when it arrived."""
         usual: list[int] = []
-        rows: list[int] = []
+        numbers: list[int] = []
         at: dict[tuple[str, Pair], float] = {}
         for number, (key, time, when) in enumerate(zip(keys, times, now, strict=True)):
             series, where = self.series.get(key), (key.metric, key[2:])
@@ -284,7 +284,7 @@ class ContractState:
                 self.count(key, columns[number], time, when)
                 continue
             usual.append(number)
-            rows.append(series.number)
+            numbers.append(series.number)
             at[where] = max(at.get(where, 0.0), time)
             self._renew(series, time, when)
         for (metric, pair), time in at.items():
@@ -293,7 +293,7 @@ class ContractState:
         if usual:
             which = np.array(usual)
             some = columns if which.size == len(columns) else columns.taken(which)
-            self.panes.count_all(np.array(rows), np.array(times)[which], np.array(now)[which], some)
+            self.panes.count_all(np.array(numbers), np.array(times)[which], np.array(now)[which], some)
 
     def _renew(self, series: Series, time: float, now: float) -> None:
         """Note newer data of a series."""
@@ -305,9 +305,9 @@ class ContractState:
         """Update the evidence with the counts since the last evaluation."""
         shared = self.recorders.shared()
         for late in (True, False):
-            rows, columns = self.panes.take_arrived(late=late)
-            if rows.size:
-                self.evidence.take(now, self._table.keys(rows), columns, shared, late=late)
+            series, columns = self.panes.take_arrived(late=late)
+            if series.size:
+                self.evidence.take(now, self._table.keys(series), columns, shared, late=late)
 
     def has_ended(self, pair: Pair) -> bool:
         """Return True if each recorder of a pair's kernel version is done with it, and none reported it since.
@@ -366,25 +366,25 @@ class ContractState:
         """Yield the content that differs from what was saved, by pane."""
         self.panes.settle()
         for (grid, pane), changed in self.panes.changed.items():
-            rows = np.unique(np.concatenate(changed))
-            rows = rows[[key is not None for key in self._table.keys(rows)]]
+            series = np.unique(np.concatenate(changed))
+            series = series[[key is not None for key in self._table.keys(series)]]
             whole = self.panes.whole(grid, pane)
             if whole is not None:
-                at = np.flatnonzero(np.isin(whole.rows, rows))
-                yield UnsavedPane(grid, pane, self._table.living(whole.rows[at]), whole.columns.taken(at))
-                rows = np.setdiff1d(rows, whole.rows)
-            yield UnsavedPane(grid, pane, self._table.living(rows), HistogramColumns.of(()))
+                at = np.flatnonzero(np.isin(whole.series, series))
+                yield UnsavedPane(grid, pane, self._table.living(whole.series[at]), whole.columns.taken(at))
+                series = np.setdiff1d(series, whole.series)
+            yield UnsavedPane(grid, pane, self._table.living(series), HistogramColumns.of(()))
 
     def saved(self) -> Callable[[], None]:
         """Mark everything as saved once the transaction commits; return the function to call if it does not."""
-        rows, self.panes.changed = self.panes.changed, {}
+        panes, self.panes.changed = self.panes.changed, {}
         cells, self.evidence.changed = self.evidence.changed, set()
         senders, self.recorders.unsaved = self.recorders.unsaved, set()
         unsaved_streams = self.streams.saved()
 
         def unsaved() -> None:
             unsaved_streams()
-            for pane, changed in rows.items():
+            for pane, changed in panes.items():
                 self.panes.changed.setdefault(pane, []).extend(changed)
             self.evidence.changed |= cells
             self.recorders.unsaved |= senders
@@ -466,6 +466,7 @@ class ContractState:
             return False
         without = self._without.get(key.metric)
         if without is None or not 0 <= now - without.since <= self._window:
+            self.settle()
             crowded = key not in self.series and len(self.series) >= self.contract.observability.max_series
             held = {
                 pair: self.counted(series, SHORT, now)

@@ -20,13 +20,12 @@ from kc_otel.contract.words import FAILS_CHECKS, listed
 from kc_otel.judge.causes import causes_of, drift_by_place
 from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.cells import sampling_notes, too_many
-from kc_otel.judge.columns.stream_columns import StreamColumns
+from kc_otel.judge.columns.message_streams import MessageStreams
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, missing
 from kc_otel.judge.points import (
-    DRIFT_NAMES,
     DROPPED,
     INVALID,
     KERNEL_INFO,
@@ -76,6 +75,7 @@ class _Arrival(NamedTuple):
     """A message on its way in, and what its recorders say."""
 
     now: float
+    columns: ColumnMessage | None
     horizons: Mapping[str, Horizon]
     observed: dict[tuple[Recorders, str], list[SeriesKey]]
     """Series of which a recorder has observed something new."""
@@ -167,7 +167,7 @@ class Evaluator:
         self.judged_at = -math.inf
         self._listening: Listening | None = None
         self._judged_before = -math.inf
-        self._columns: StreamColumns | None = None
+        self._columns, self._reads_columns = MessageStreams(self.states), machine_code.is_available()
         self._gen_ai: dict[str, list[ContractState]] = {}
         for state in self.states.values():
             for name in {clause.metric for clause in state.contract.clauses if clause.metric.startswith("gen_ai.")}:
@@ -190,18 +190,13 @@ class Evaluator:
         if self._listening is not None:
             self._listening = self._listening._replace(before=until)
 
-    def use_columns(self) -> None:
-        """Take messages as columns from now on, where there is machine code: see `stream_columns`."""
-        if self._columns is None and machine_code.is_available():
-            self._columns = StreamColumns(self.states)
-
     def columns_of(self, body: bytes, most: int) -> ColumnMessage | None:
         """A serialized ExportMetricsServiceRequest as columns, to be given to `ingest_metrics`.
 
-        It may have `most` resources, scopes, metrics and points. None where columns are not used, and for what protobuf
-        has to read.
+        It may have `most` resources, scopes, metrics and points. None where there is no machine code, and for what
+        protobuf has to read.
         """
-        return self._columns.message(body, most) if self._columns is not None else None
+        return self._columns.message(body, most) if self._reads_columns else None
 
     def settle(self) -> None:
         """Bring the series in `states` up to date with what was taken as columns."""
@@ -227,8 +222,8 @@ class Evaluator:
 
         horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
-        arrival = _Arrival(now, horizons, defaultdict(list), defaultdict(dict))
-        if columns is not None and self._columns is not None:
+        arrival = _Arrival(now, columns, horizons, defaultdict(list), defaultdict(dict))
+        if columns is not None:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
             if behind:
@@ -243,8 +238,6 @@ class Evaluator:
         for point in points:
             outcome, message = self._take(point, arrival)
             count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
-            if outcome in _REMEMBERED_OUTCOMES and self._columns is not None and isinstance(point, Point):
-                self._learn(self._columns, columns, point)
         arrival.tell()
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
@@ -363,7 +356,7 @@ class Evaluator:
     @property
     def taken_as_columns(self) -> int:
         """Points that were taken from columns so far."""
-        return self._columns.taken if self._columns is not None else 0
+        return self._columns.taken
 
     @property
     def series_count(self) -> int:
@@ -406,12 +399,6 @@ class Evaluator:
     def _silence(self, now: float) -> Callable[[float], float]:
         return lambda last: self.listening(now).silence(last, now)
 
-    def _learn(self, into: StreamColumns, message: ColumnMessage | None, point: Point) -> None:
-        if message is not None and point.metric in DRIFT_NAMES and point.histogram.layout is None:
-            name = str(point.attributes["kc.contract"])
-            slice, pair = self._place(point, name)
-            into.learn(message, point, name, SeriesKey(point.series, slice, *pair))
-
     def _take(self, point: Point | ImpossiblePoint, arrival: _Arrival) -> tuple[str, str]:
         """Take a point; return what became of it, and a message for its sender."""
         try:
@@ -437,6 +424,8 @@ class Evaluator:
         if observed and point.metric == INVALID:
             observed = [SeriesKey(INVALID, str(point.attributes.get("kc.slice", ALL)), *pair)]
         arrival.observed[state.recorders, point.origin.sender] += observed
+        if arrival.columns is not None and outcome in _REMEMBERED_OUTCOMES and point.histogram.layout is None:
+            self._columns.learn(arrival.columns, point, state, SeriesKey(point.series, slice, *pair))
         return _noted(state, outcome, point, arrival.now), ""
 
     def _take_info(self, point: Point, state: ContractState, arrival: _Arrival) -> str:

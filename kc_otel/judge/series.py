@@ -68,20 +68,20 @@ class PaneGrid:
 class SeriesContent(NamedTuple):
     """Content of a pane, or of a window: the numbers of some series, ascending [n], and a histogram of each [n]."""
 
-    rows: Numbers
+    series: Numbers
     columns: HistogramColumns
 
-    def places(self, rows: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
+    def places(self, series: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
         """Return which of some series are among these [k], and the places of those that are."""
-        at = self.rows.searchsorted(rows)
-        found = at < self.rows.size
-        found[found] = self.rows[at[found]] == rows[found]
+        at = self.series.searchsorted(series)
+        found = at < self.series.size
+        found[found] = self.series[at[found]] == series[found]
         return found, at[found]
 
-    def of(self, row: int) -> Histogram | None:
+    def of(self, series: int) -> Histogram | None:
         """The histogram of one series; None where there is nothing of it."""
-        at = int(self.rows.searchsorted(row))
-        return self.columns[at] if at < self.rows.size and self.rows[at] == row else None
+        at = int(self.series.searchsorted(series))
+        return self.columns[at] if at < self.series.size and self.series[at] == series else None
 
     @classmethod
     def whole(cls, parts: list[SeriesContent]) -> SeriesContent:
@@ -89,13 +89,13 @@ class SeriesContent(NamedTuple):
         if not parts:
             parts.append(cls(np.zeros(0, np.int64), HistogramColumns.of(())))
         elif len(parts) > 1:
-            rows = np.concatenate([part.rows for part in parts])
-            parts[:] = [cls(*merged(rows, HistogramColumns.joined([part.columns for part in parts])))]
+            series = np.concatenate([part.series for part in parts])
+            parts[:] = [cls(*merged(series, HistogramColumns.joined([part.columns for part in parts])))]
         return parts[0]
 
 
 class PaneColumns:
-    """Histograms of a contract's series, by rows of series and by pane; `changed` are those that are not saved.
+    """Histograms of a contract's series, by their numbers and by pane; `changed` are those that are not saved.
 
     With `weighed`, what arrived waits until somebody takes it by `take_arrived`.
     """
@@ -110,33 +110,33 @@ class PaneColumns:
         self._arrived: dict[bool, list[SeriesContent]] = {False: [], True: []}  # by whether late
         self.changed: dict[tuple[int, int], list[Numbers]] = {}
 
-    def count(self, row: int, time: float, now: float, histogram: Histogram) -> None:
-        """Count a row's observations, at least one, of a time that has a pane at `now`, when they arrived."""
-        rows, times, arrivals, parts = self._waiting
-        rows.append(row)
+    def count(self, series: int, time: float, now: float, histogram: Histogram) -> None:
+        """Count observations of a series, at least one, of a time that has a pane at `now`, when they arrived."""
+        waiting, times, arrivals, parts = self._waiting
+        waiting.append(series)
         times.append(time)
         arrivals.append(now)
         parts.append(histogram)
-        if len(rows) >= _MAX_WAITING_HISTOGRAMS:
+        if len(waiting) >= _MAX_WAITING_HISTOGRAMS:
             self.settle()
 
-    def count_all(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
-        """`count` of many rows [n]."""
+    def count_all(self, series: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
+        """`count` of many series [n]."""
         self.settle()
-        self._count(rows, times, now, columns)
+        self._count(series, times, now, columns)
 
     def settle(self) -> None:
         """Make columns of what was counted one by one."""
         if not self._waiting[0]:
             return
-        (rows, times, now, parts), self._waiting = self._waiting, ([], [], [], [])
-        self._count(np.array(rows), np.array(times), np.array(now), HistogramColumns.of(parts))
+        (series, times, now, parts), self._waiting = self._waiting, ([], [], [], [])
+        self._count(np.array(series), np.array(times), np.array(now), HistogramColumns.of(parts))
 
-    def put(self, grid: int, pane: int, rows: Sequence[int], parts: Sequence[Histogram]) -> None:
-        """Restore a saved pane of some rows, and add it to the existing content."""
-        held = SeriesContent(*merged(np.array(rows), HistogramColumns.of(parts)))
+    def put(self, grid: int, pane: int, series: Sequence[int], parts: Sequence[Histogram]) -> None:
+        """Restore a saved pane of some series, and add it to the existing content."""
+        held = SeriesContent(*merged(np.array(series), HistogramColumns.of(parts)))
         self._panes[grid].setdefault(pane, []).append(held)
-        self._touch(held.rows)
+        self._touch(held.series)
         self._windows[grid] = None
 
     def take_arrived(self, *, late: bool) -> SeriesContent:
@@ -145,14 +145,14 @@ class PaneColumns:
         arrived, self._arrived[late] = self._arrived[late], []
         if not arrived:
             return SeriesContent.whole([])
-        rows = np.concatenate([part.rows for part in arrived])
-        return SeriesContent(*merged(rows, HistogramColumns.joined([part.columns for part in arrived])))
+        series = np.concatenate([part.series for part in arrived])
+        return SeriesContent(*merged(series, HistogramColumns.joined([part.columns for part in arrived])))
 
-    def versions(self, rows: Numbers) -> Numbers:
-        """Return a number for each row that is another one once the row has changed."""
+    def versions(self, series: Numbers) -> Numbers:
+        """Return a number for each series that is another one once the series has changed."""
         self.settle()
-        self._make_room(rows)
-        return self._version[rows]
+        self._make_room(series)
+        return self._version[series]
 
     def window(self, grid: int, now: float) -> SeriesContent:
         """The window that ends now: that of before with what arrived since, or put together anew for other panes."""
@@ -169,9 +169,9 @@ class PaneColumns:
         parts = self._panes[grid].get(pane)
         return SeriesContent.whole(parts) if parts else None
 
-    def binned(self, grid: int, row: int, now: float) -> Binned:
-        """Observations of a row in the window that ends now, as the view that bounds are computed from."""
-        return (self.window(grid, now).of(row) or Histogram.empty(0)).binned()
+    def binned(self, grid: int, series: int, now: float) -> Binned:
+        """Observations of a series in the window that ends now, as the view that bounds are computed from."""
+        return (self.window(grid, now).of(series) or Histogram.empty(0)).binned()
 
     def turn_back(self, now: float) -> None:
         """Move what lies ahead of a clock that went back to where it is now."""
@@ -182,7 +182,7 @@ class PaneColumns:
                 moved = panes.pop(pane)
                 panes.setdefault(head, []).extend(moved)
                 for changed in (pane, head):
-                    self.changed.setdefault((number, changed), []).extend(part.rows for part in moved)
+                    self.changed.setdefault((number, changed), []).extend(part.series for part in moved)
             self._windows[number] = None
         self._versions += 1
         self._version[:] = self._versions
@@ -194,58 +194,58 @@ class PaneColumns:
         for pane in [pane for pane in panes if pane < oldest]:
             del panes[pane]
 
-    def holds(self, row: int) -> bool:
-        """Return whether there is anything of a row."""
+    def holds(self, series: int) -> bool:
+        """Return whether there is anything of a series."""
         self.settle()
-        return any(row in part.rows for panes in self._panes for parts in panes.values() for part in parts)
+        return any(series in part.series for panes in self._panes for parts in panes.values() for part in parts)
 
     def drop(self, gone: Iterable[int]) -> None:
-        """Forget some rows."""
+        """Forget some series."""
         self.settle()
-        rows = np.array(sorted(gone))
-        self._arrived = {late: _left(parts, rows) for late, parts in self._arrived.items()}
+        series = np.array(sorted(gone))
+        self._arrived = {late: _left(parts, series) for late, parts in self._arrived.items()}
         for number, panes in enumerate(self._panes):
             for pane, parts in [*panes.items()]:
-                if any(np.isin(part.rows, rows).any() for part in parts):
-                    if left := _left(parts, rows):
+                if any(np.isin(part.series, series).any() for part in parts):
+                    if left := _left(parts, series):
                         panes[pane] = left
                     else:
                         del panes[pane]
-                    self.changed.setdefault((number, pane), []).append(rows)
+                    self.changed.setdefault((number, pane), []).append(series)
                     self._windows[number] = None
-        self._touch(rows)
+        self._touch(series)
 
-    def _count(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
-        if not (rows[1:] >= rows[:-1]).all():
-            order = np.argsort(rows, kind="stable")
-            rows, times, now, columns = rows[order], times[order], now[order], columns.taken(order)
-        self._touch(rows)
+    def _count(self, series: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
+        if not (series[1:] >= series[:-1]).all():
+            order = np.argsort(series, kind="stable")
+            series, times, now, columns = series[order], times[order], now[order], columns.taken(order)
+        self._touch(series)
         if self._weighed:
             old = now - times > self._grids[0].timely
             for late in {*old.tolist()}:
                 which = np.flatnonzero(old == late)
-                whole = which.size == rows.size
-                taken = (rows, columns) if whole else (rows[which], columns.taken(which))
+                whole = which.size == series.size
+                taken = (series, columns) if whole else (series[which], columns.taken(which))
                 self._arrived[late].append(SeriesContent(*taken))
         first, last, latest = float(times.min()), float(times.max()), float(now.max())
         together: tuple[Numbers, HistogramColumns] | None = None
         for number, grid in enumerate(self._grids):
             if (pane := grid.index(first)) == grid.index(last) and pane >= grid.oldest(latest):
-                together = together or merged(rows, columns)
+                together = together or merged(series, columns)
                 self._add(number, pane, *together)
                 continue
             panes = np.floor(times / grid.width).astype(np.int64)
             kept = panes >= np.floor(now / grid.width).astype(np.int64) - grid.size
             for pane in sorted({*panes[kept].tolist()}):
                 which = np.flatnonzero(kept & (panes == pane))
-                some = columns if which.size == rows.size else columns.taken(which)
-                self._add(number, pane, *merged(rows[which], some))
+                some = columns if which.size == series.size else columns.taken(which)
+                self._add(number, pane, *merged(series[which], some))
 
-    def _add(self, grid: int, pane: int, rows: Numbers, columns: HistogramColumns) -> None:
-        content = SeriesContent(rows, columns)
+    def _add(self, grid: int, pane: int, series: Numbers, columns: HistogramColumns) -> None:
+        content = SeriesContent(series, columns)
         parts = self._panes[grid].setdefault(pane, [])
         parts.append(content)
-        self.changed.setdefault((grid, pane), []).append(rows)
+        self.changed.setdefault((grid, pane), []).append(series)
         window = self._windows[grid]
         if window is not None and pane in window[0]:
             window[1].append(content)
@@ -254,22 +254,22 @@ class PaneColumns:
         if len(parts) > _COLUMNS_BEFORE_MERGE:
             self.whole(grid, pane)
 
-    def _touch(self, rows: Numbers) -> None:
-        self._make_room(rows)
+    def _touch(self, series: Numbers) -> None:
+        self._make_room(series)
         self._versions += 1
-        self._version[rows] = self._versions
+        self._version[series] = self._versions
 
-    def _make_room(self, rows: Numbers) -> None:
-        most = int(rows.max(initial=0))
+    def _make_room(self, series: Numbers) -> None:
+        most = int(series.max(initial=0))
         if most >= self._version.size:
             self._version = np.concatenate([self._version, np.zeros(max(self._version.size, most), np.int64)])
 
 
-def _left(parts: Iterable[SeriesContent], rows: Numbers) -> list[SeriesContent]:
-    """The parts without some rows."""
-    kept = [(part, np.flatnonzero(~np.isin(part.rows, rows))) for part in parts]
+def _left(parts: Iterable[SeriesContent], series: Numbers) -> list[SeriesContent]:
+    """The parts without some series."""
+    kept = [(part, np.flatnonzero(~np.isin(part.series, series))) for part in parts]
     return [
-        part if which.size == part.rows.size else SeriesContent(part.rows[which], part.columns.taken(which))
+        part if which.size == part.series.size else SeriesContent(part.series[which], part.columns.taken(which))
         for part, which in kept
         if which.size
     ]
@@ -298,7 +298,7 @@ class Series:
     """A series; Unix times in seconds of its newest observation, and of the last arrival of any."""
 
     number: int
-    """Its row in the panes, which is given to another series once this one is gone; -1 for one that holds nothing."""
+    """By which panes, rows and slots name it; given to another series once this one is gone."""
     newest: float = 0.0
     arrived: float = 0.0
     layout: tuple[float, ...] | None = None

@@ -330,7 +330,6 @@ class _Run:
     def __init__(self, contract: Contract) -> None:
         self._contract = contract
         self._evaluator = Evaluator([contract])
-        self._evaluator.use_columns()
         self._state = EscalationState()
         self._firing: dict[str, Span] = {}
         self._in_force: dict[tuple[str, str, str], Span] = {}

@@ -253,7 +253,6 @@ async def sink_of(
             await sharded.start(config.shards)
             yield sharded, sharded.tick
         return
-    core.evaluator.use_columns()
     if not machine_code.is_available():
         _log.warning("messages take several times as long to process: %s", machine_code.ABSENT)
     if count := recover(core):

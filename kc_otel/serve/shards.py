@@ -98,7 +98,6 @@ class Shard:
 
     def __init__(self, contracts: Sequence[Contract], folder: Path, limits: Limits) -> None:
         self.evaluator = Evaluator(contracts, remember=ShardState)
-        self.evaluator.use_columns()
         self._limits = limits
         self._connection = open_state(folder / "state", patience=_LOCK_WAIT_SECONDS)
         with unit_of_work(self._connection):

@@ -36,7 +36,6 @@ def main() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     judged = contract("twenty-slices")
     evaluator, store = Evaluator([judged]), EvaluatorStore(connection)
-    evaluator.use_columns()
     spent: dict[str, list[float]] = defaultdict(list)
 
     def timed(what: str, call: Callable[[], object]) -> None:

@@ -33,7 +33,6 @@ async def measured(file: Path | None, exports: Sequence[Sequence[bytes]]) -> tup
     waits, started = list[float](), itertools.count(1)
     with closing(open_state(file)) as state:
         core = Core([contract("rl-rollouts")], state, external_url="http://evaluator", now=time.time())
-        core.evaluator.use_columns()
         sink, limits = DurableSink(core), Limits()
 
         async def send(bodies: Sequence[bytes]) -> None:

@@ -32,7 +32,6 @@ def line(case: Case) -> str:
 def measured(case: Case, bodies: list[bytes]) -> tuple[float, float, int, int]:
     """Seconds of parsing and of taking a message; histograms that came, and those that took the usual way."""
     evaluator = Evaluator([contract(case.contract)])
-    evaluator.use_columns()
     now = time.time()
     senders = [Sender(bodies, number, now) for number in range(PROCESSES)]
     parsing = taking = 0.0

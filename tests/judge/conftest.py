@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common._internal import _encode_instrumentation_scope
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from kc_otel import machine_code
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.requests import ExportResult
@@ -151,10 +152,10 @@ def counted(
 
 def evaluator_of(*contracts: Contract, columns: bool) -> Evaluator:
     """An evaluator of contracts, which takes messages as columns where it is asked to and there is machine code."""
-    evaluator = Evaluator(contracts)
-    if columns:
-        evaluator.use_columns()
-    return evaluator
+    with pytest.MonkeyPatch.context() as patch:
+        if not columns:
+            patch.setattr(machine_code, "is_available", lambda: False)
+        return Evaluator(contracts)
 
 
 def take(evaluator: Evaluator, at: float, *requests: ExportMetricsServiceRequest) -> ExportResult:

@@ -426,6 +426,16 @@ def test_invented_kernels_keep_no_real_one_from_being_judged(contract: Any, send
     assert len(evaluator.states["policy"].newest["kc.drift.tv_token"]) == 64
 
 
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_kernel_gives_no_room_to_one_with_fewer_observations(contract, sender, now, columns):
+    """Also where what it observed last waits to be put into panes."""
+    evaluator = evaluator_of(contract(slices={}, observability={"min_samples": 100, "max_series": 1}), columns=columns)
+    old, new = sender(), sender(inference=NEWER)
+    for step, (source, size) in enumerate([(old, 10), (old, 50), (new, 30)]):
+        take(evaluator, now + step, source.request(now + step, np.full(size, 0.02)))
+    assert statuses(evaluator, now + 3.0) == {cell(): Status.FAIL, cell(inference=NEWER): Status.NO_DATA}
+
+
 def test_a_kernel_finds_room_once_others_are_silent(contract: Any, sender: Any, now: float) -> None:
     """Not one that was silent for a window gives way before: so a new version is judged when an old one has gone."""
     evaluator = Evaluator([contract(observability={"min_samples": 100})])

@@ -30,10 +30,16 @@ def histogram(values: list[int]) -> Histogram:
     return Histogram(0, len(values), total, 0, Buckets(-1, counts), Buckets.empty(), low, high)
 
 
-def point(start: int, time: int, values: list[int], *, cumulative: bool = True) -> Point:
-    return Point(
-        "m", ORIGIN, b"id", b"", {}, start, time, cumulative, histogram(values)
-    )  # fmt: skip
+def point(start: int, time: int, values: list[int], *, cumulative: bool = True, sum: float | None = None) -> Point:
+    """Of these values, or with another sum."""
+    value = histogram(values)
+    value = value if sum is None else replace(value, sum=sum)
+    return Point("m", ORIGIN, b"id", b"", {}, start, time, cumulative, value)
+
+
+def explicit(edges: tuple[float, ...], time: int, counts: list[int]) -> Point:
+    value = Histogram.explicit(edges, np.array(counts, dtype=np.int64), float(np.sum(counts)))
+    return replace(point(NOW - 90, time, []), histogram=value)
 
 
 def content(step_increments: list[Histogram]) -> Counter[int]:
@@ -49,7 +55,7 @@ def outcomes(stream: PointStream, *points: Point) -> list[tuple[str, str, int]]:
     return [(step.outcome, step.event, step.increment.count if step.increment else 0) for step in steps]
 
 
-OLD, DONE = NOW - 3 * LONG, ("accepted", "", 1)
+OLD, START, BEGIN, DONE = NOW - 3 * LONG, NOW - LONG, NOW - 3000 * S, ("accepted", "", 1)
 OUTCOMES = {
     "counts from the beginning where that is in the long window": (
         [point(NOW - LONG, NOW, [1, 1, 2])],
@@ -88,6 +94,39 @@ OUTCOMES = {
         [point(NOW - LONG - 100 * S, NOW + 1, [1]), point(NOW - LONG - 100 * S, NOW - LONG - 90 * S, [1])],
         [("future", "", 0), ("late", "", 0)],
     ),
+    "more writers than are remembered lose counts, and none counts again from its start": (
+        [
+            *(point(NOW - 1000 + number, NOW - 500, [1, 1]) for number in range(MAX_WRITERS + 1)),
+            point(NOW - 1000, NOW - 400, [1, 1, 1]),
+        ],
+        [("accepted", "", 2), *[("accepted", "reset", 2)] * MAX_WRITERS, ("baseline", "reset", 0)],
+    ),
+    "with other edges counting begins anew": (
+        [explicit((1.0,), NOW - 50, [1, 2]), explicit((2.0,), NOW - 40, [5, 2]), explicit((2.0,), NOW - 30, [6, 2])],
+        [("accepted", "", 3), ("baseline", "", 0), DONE],
+    ),
+    "a value that contradicts the one before, ten of 2.0 with less than nine of them, waits for the next": (
+        [point(START, NOW - 9, [1] * 9), point(START, NOW - 5, [1] * 10, sum=12.0), point(START, NOW, [1] * 11)],
+        [("accepted", "", 9), ("contradictory", "", 0), ("accepted", "", 2)],
+    ),
+    "which says that the one before was wrong": (
+        [point(START, NOW - 9, [1] * 9, sum=35.0), *(point(START, NOW - 5 + n, [1] * (10 + 4 * n)) for n in range(3))],
+        [("accepted", "", 9), ("contradictory", "", 0), *[("accepted", "", 4)] * 2],
+    ),
+    "points that are no later than the last, but hold what that does not, are another writer's and no duplicates": (
+        [
+            *[point(0, NOW - 5 * S, [1] * 9), point(0, NOW - 5 * S, [2] * 4)] * 2,
+            *(point(0, NOW - 4 * S, [1] * 10), point(0, NOW - 4 * S, [2] * 5)),
+        ],
+        [("baseline", "", 0), ("two_writers", "", 0), *[("duplicate", "", 0)] * 2, *[("two_writers", "", 1)] * 2],
+    ),
+    "a process that begins again under its old start time is no second writer once the one before is silent": (
+        [
+            point(BEGIN, BEGIN + 10 * S, [1] * 40),
+            *(point(BEGIN, BEGIN + (20 + 60 * turn) * S, [1] * (5 + 6 * turn)) for turn in range(20)),
+        ],
+        [("accepted", "", 40), ("accepted", "reset", 5), *[("accepted", "", 6)] * 19],
+    ),
 }
 
 
@@ -95,48 +134,6 @@ OUTCOMES = {
 def test_each_point_of_a_cumulative_stream_has_its_outcome(case: str) -> None:
     points, expected = OUTCOMES[case]
     assert outcomes(PointStream(), *points) == expected
-
-
-def test_forgotten_writers_never_count_twice() -> None:
-    """More writers than are remembered lose counts, but do not count again from their start."""
-    stream = PointStream()
-    writers = [NOW - 1000 + i for i in range(MAX_WRITERS + 1)]
-    first = outcomes(stream, *[point(start, NOW - 500, [1, 1]) for start in writers])
-    assert [count for _, _, count in first] == [2] * len(writers)
-    assert outcomes(stream, point(writers[0], NOW - 400, [1, 1, 1])) == [("baseline", "reset", 0)]
-
-
-def test_change_of_edges_begins_anew() -> None:
-
-    def explicit(edges: tuple[float, ...], time: int, counts: list[int]) -> Point:
-        value = Histogram.explicit(edges, np.array(counts, dtype=np.int64), float(sum(counts)))
-        return Point("m", ORIGIN, b"id", b"", {}, NOW - 90, time, True, value)
-
-    found = outcomes(
-        PointStream(), explicit((1.0,), NOW - 50, [1, 2]), explicit((2.0,), NOW - 40, [5, 2]),
-        explicit((2.0,), NOW - 30, [6, 2]),
-    )  # fmt: skip
-    assert found == [("accepted", "", 3), ("baseline", "", 0), ("accepted", "", 1)]
-
-
-def test_a_value_that_contradicts_the_one_before_waits_for_the_next() -> None:
-    """Two values can each be possible and their difference not: the one after them says which of them was wrong."""
-    low, high = point(NOW - LONG, NOW - 9, [1] * 9), point(NOW - LONG, NOW - 5, [1] * 10)
-    assert low.histogram is not None
-    assert high.histogram is not None
-    cheated = replace(high, histogram=replace(high.histogram, sum=12.0))  # ten of 2.0, but less than nine of them
-    assert outcomes(PointStream(), low, cheated, point(NOW - LONG, NOW, [1] * 11)) == [
-        ("accepted", "", 9),
-        ("contradictory", "", 0),
-        ("accepted", "", 2),
-    ]
-    wrong_first = replace(low, histogram=replace(low.histogram, sum=35.0))
-    after = [point(NOW - LONG, NOW - 5 + i, [1] * (10 + 4 * i)) for i in range(3)]
-    assert outcomes(PointStream(), wrong_first, *after)[1:] == [
-        ("contradictory", "", 0),
-        ("accepted", "", 4),
-        ("accepted", "", 4),
-    ]
 
 
 def test_delta_points_count_once() -> None:
@@ -242,18 +239,6 @@ def test_two_writers_of_one_start_time_are_told_and_count_once(start: int) -> No
     assert said[1:] == ["accepted", *["accepted", "two_writers"] * 7]
 
 
-def test_a_writer_whose_clock_is_behind_the_others_is_another_one() -> None:
-    """Points that are no later than the last, but hold what that does not, are no duplicates."""
-    stream = PointStream()
-    first, second = point(0, NOW - 5 * S, [1] * 9), point(0, NOW - 5 * S, [2] * 4)
-    assert outcomes(stream, first, second) == [("baseline", "", 0), ("two_writers", "", 0)]
-    assert outcomes(stream, first, second) == [("duplicate", "", 0)] * 2
-    assert outcomes(stream, point(0, NOW - 4 * S, [1] * 10), point(0, NOW - 4 * S, [2] * 5)) == [
-        ("two_writers", "", 1),
-        ("two_writers", "", 1),
-    ]
-
-
 def test_many_writers_of_one_start_time_are_told_and_do_not_pile_up() -> None:
     """More of them than are remembered count too little, never each whole value again."""
     stream, counted, said = PointStream(), 0, Counter()
@@ -264,12 +249,3 @@ def test_many_writers_of_one_start_time_are_told_and_do_not_pile_up() -> None:
             said[step.outcome] += 1
     assert counted <= 5 * 80
     assert said["two_writers"] >= 30
-
-
-def test_a_process_that_began_again_under_its_old_start_time_is_no_second_writer() -> None:
-    """Once the one before it has been silent for a short window, its counts are passed without a word."""
-    stream, begin = PointStream(), NOW - 3000 * S
-    lives = [(begin + 10 * S, 40), *((begin + (20 + 60 * turn) * S, 5 + 6 * turn) for turn in range(20))]
-    found = outcomes(stream, *(point(begin, time, [1] * count) for time, count in lives))
-    assert found[:2] == [("accepted", "", 40), ("accepted", "reset", 5)]
-    assert found[2:] == [("accepted", "", 6)] * 19

@@ -39,7 +39,6 @@ def test_points_of_streams_that_go_on_are_taken_as_columns_and_put_into_panes_on
     """At least 99 of 100; and what eight processes said settles together, not by message."""
     bodies = messages(Case(name, tokens, rewards=True, advantages=True), exports=6)
     evaluator = Evaluator([contract(name)])
-    evaluator.use_columns()
     senders = [Sender(bodies, number, NOW) for number in range(8)]
     settled = []
     settle = SeriesSlots.take

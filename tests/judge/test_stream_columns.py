@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel import machine_code
 from kc_otel.contract.model import Contract
-from kc_otel.judge.columns import stream_columns
+from kc_otel.judge.columns import message_streams
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.judge.series import LONG, SHORT
@@ -171,7 +171,6 @@ class Twins:
 
     def __init__(self, contract: Contract) -> None:
         self.fast, self.slow = Evaluator([contract]), Evaluator([contract])
-        self.fast.use_columns()
 
     def take(self, body: bytes, now: float) -> None:
         assert take(self.fast, body, now, columns=True) == take(self.slow, body, now, columns=False)
@@ -458,7 +457,7 @@ def test_a_row_of_a_forgotten_stream_is_for_another_and_its_message_is_known_no_
 @pytest.mark.parametrize("memory", [2**27, 1])
 def test_what_a_sender_sent_before_is_no_word_on_what_it_sends_now(monkeypatch, memory):
     """Points of the same attributes are of other metrics now, or in another order; also where nothing is remembered."""
-    monkeypatch.setattr(stream_columns, "_MAX_LAYOUT_BYTES", memory)
+    monkeypatch.setattr(message_streams, "_MAX_LAYOUT_BYTES", memory)
     names = ["kc.drift.tv_token", "kc.drift.k3", "kc.drift.abs_log_ratio"]
     everyone, bodies = [[Sender(name), Sender(name, slice="code")] for name in names], []
     for step, order in enumerate([(0, 1), (0, 1), (1, 0), (0, 2), (0, 2), (1, 2), (2, 1), (0, 1)]):
@@ -481,7 +480,6 @@ def test_what_a_sender_sent_before_is_no_word_on_what_it_sends_now(monkeypatch, 
 def test_metrics_that_protobuf_does_not_read_are_those_of_the_columns():
     """A message is refused as a whole for one of a name that is no text, and has as many points as it may."""
     sender, evaluator = Sender(), Evaluator([make_contract()])
-    evaluator.use_columns()
     for step in range(3):
         request = sender.request(NOW + 10.0 * step, [0.02])
         gauge = request.resource_metrics[0].scope_metrics[0].metrics.add(name="kc.recorder.tokens").gauge

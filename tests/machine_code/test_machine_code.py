@@ -31,7 +31,6 @@ from tests.judge.conftest import NOW, Sender, make_contract, merge
 from tests.judge.test_stream_columns import remembered
 
 evaluator, senders = Evaluator([make_contract()]), [Sender(slice=slice) for slice in ("all", "code")]
-evaluator.use_columns()
 rng = np.random.default_rng(3)
 for step in range(6):
     values = rng.lognormal(-2.0, 1.0, 300) * rng.choice([1.0, -1.0, 0.0], 300)
@@ -41,7 +40,7 @@ for step in range(6):
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest as Request
     evaluator.ingest_metrics(Request.FromString(body) if columns is None else columns, NOW + 10.0 * step)
 evaluator.settle()
-taken = evaluator._columns.taken if evaluator._columns else 0
+taken = evaluator.taken_as_columns
 train = rng.normal(0.0, 3.0, (8, 5000)).astype(np.float32)
 train[0, 7] = -np.inf
 drift = logit_drift(train, train + rng.normal(0.0, 0.05, train.shape).astype(np.float32), targets=[1] * 8)

@@ -76,7 +76,6 @@ def odd(whole):
 read = folded = 0
 for turn in range(int(sys.argv[2])):
     evaluator = Evaluator([make_contract()])
-    evaluator.use_columns()
     senders = [Sender(slice=slice, instance=str(n)) for n, slice in enumerate(("all", "code", "all", "code"))]
     for step in range(12):
         now = NOW + 10.0 * step

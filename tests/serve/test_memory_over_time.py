@@ -29,7 +29,6 @@ def test_rounds_take_no_memory_once_the_long_window_is_full(tmp_path: Path) -> N
     fleet = Fleet(["all", *judged.slices], [("a" * 12, "b" * 12)], 1)
     with closing(open_state(tmp_path / "state")) as connection:
         core = Core([judged], connection, external_url="", now=START)
-        core.evaluator.use_columns()
 
         def hours(first: int, last: int) -> None:
             for number in range(first * HOUR, last * HOUR):

@@ -99,10 +99,8 @@ class Machine:
     def step(self, first: list[ExportMetricsServiceRequest]) -> None:
         fleet = self.fleet
         fleet.now += 10.0
-        if self.columns:
-            fleet.core.evaluator.use_columns()
         for message in [*first, *(message for recorder in self.recorders for message in recorder.reports(fleet.now))]:
-            taken = fleet.core.evaluator.columns_of(message.SerializeToString(), 1000)
+            taken = fleet.core.evaluator.columns_of(message.SerializeToString(), 1000) if self.columns else None
             fleet.core.metrics(message if taken is None else taken, fleet.now)
         fleet.core.tick(fleet.now + fleet.judged_after)
         for incident in fleet.core.past.over("policy", 0, 50):

@@ -102,8 +102,6 @@ def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_bre
 def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(make_fleet, elsewhere, columns):
     """A balancer gives the slice to a healthy one, or only older weights sample: the slice may come back to it."""
     fleet = make_fleet(text=SLICED)
-    if columns:
-        fleet.core.evaluator.use_columns()
     made: dict[tuple[str, str], Sender] = {}
 
     def run(seconds: float, **measured: tuple[str, float]) -> None:
@@ -118,7 +116,7 @@ def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(make
                     s.request(fleet.now) for (who, of), s in made.items() if who == name and of not in {"all", slice}
                 ]
                 message = merge(*sent, *still, info_request(fleet.now, 1, name))
-                taken = fleet.core.evaluator.columns_of(message.SerializeToString(), 1000)
+                taken = fleet.core.evaluator.columns_of(message.SerializeToString(), 1000) if columns else None
                 fleet.core.metrics(message if taken is None else taken, fleet.now)
             fleet.core.tick(fleet.now)
 
@@ -127,8 +125,6 @@ def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(make
     run(300, broken=(elsewhere, 0.4 if elsewhere == "stale" else 0.001), healthy=("code", 0.001))
     assert fleet.states("fail") == [IncidentState.UNPROVEN]
     fleet.restart()
-    if columns:
-        fleet.core.evaluator.use_columns()
     run(100, broken=(elsewhere, 0.4 if elsewhere == "stale" else 0.001), healthy=("code", 0.001))
     assert fleet.states("fail") == [IncidentState.UNPROVEN]
     run(100, broken=("code", 0.001), healthy=("code", 0.001))

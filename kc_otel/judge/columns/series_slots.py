@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import Structure, addressof
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -68,18 +68,6 @@ class _Known(Structure):
         *(("slots", ADDRESS), ("slot_buckets", ADDRESS), ("most_slots", NUMBER)),
         *(("slot_of", ADDRESS), ("limits", ADDRESS), ("powers", ADDRESS)),
     )
-
-
-class Folded(NamedTuple):
-    """What was folded into some slots: numbers of their series [n], histograms [n], when these were observed and came.
-
-    The times are those of the newest observation and the last arrival, Unix seconds.
-    """
-
-    series: Numbers
-    columns: HistogramColumns
-    newest: Floats
-    now: Floats
 
 
 class SeriesSlots:
@@ -144,8 +132,12 @@ class SeriesSlots:
         self.used = _fold(self._address, message.body, points, of, first, last, self.used, now, number, *into)
         return int(gaps[0])
 
-    def take(self) -> Folded | None:
-        """Take what was counted since the last call; None for nothing."""
+    def take(self) -> tuple[Numbers, HistogramColumns, Floats, Floats] | None:
+        """Take what was counted since the last call; None for nothing.
+
+        That is series by number [n], a histogram of each [n], when it was observed last and when it arrived, Unix
+        seconds.
+        """
         used, self.used = self.used, 0
         every = self._slots[:used]
         which = np.flatnonzero(every["series"] != _NONE)
@@ -165,7 +157,7 @@ class SeriesSlots:
             np.full(which.size, None),
             *(self._used_parts(which, side) for side in (0, 1)),
         )
-        return Folded(of["series"].copy(), columns, of["newest"].copy(), of["now"].copy())
+        return of["series"].copy(), columns, of["newest"].copy(), of["now"].copy()
 
     def _used_parts(self, which: Numbers, side: int) -> SideColumns:
         """Return the used buckets of some slots, of one sign: 0 positive, 1 negative."""

@@ -35,8 +35,8 @@ NOT_LOADED, LOADED, NEW = 0, 1, 2
 """Of a row whose stream takes points by itself, of one that takes them, and of one that waits for its first point."""
 MAX_ROWS: Final = 262_144
 """Streams of a contract that may have a row; memory that nobody has written to costs nothing."""
-_WORDS_PER_ROW: Final = 192
-"""Words for the counts of a row's buckets, in the mean of all rows."""
+_WORDS_PER_ROW: Final = 2 * SIDE + 32
+"""Words for the counts of a row's buckets, in the mean of all rows: more take only counts that need two each."""
 BLOCK: Final = 32
 """Rows that are saved together."""
 _SPARE_WORDS: Final = 24

@@ -69,7 +69,7 @@ class ColumnMessage:
     column."""
     spans: list[MetricSpan]
     contracts: NDArray[np.int64] = field(init=False)
-    """Number of each point's contract in `StreamColumns`, -1 where it is not known."""
+    """Number of each point's contract in `MessageStreams`, -1 where it is not known."""
     rows: NDArray[np.int64] = field(init=False)
     """Row of each point's stream in that, -1 where there is none."""
     known: int = -1

@@ -141,7 +141,6 @@ async def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[...,
 async def test_who_records_what_another_does_waits_for_nobody(make_core: Callable[..., Core]) -> None:
     """A message of many new streams is read in chunks once; after that, other processes' are taken at once."""
     core, lengths, waiting = make_core(), list[int](), [0]
-    core.evaluator.use_columns()
 
     class Taken(DurableSink):
         async def metrics(self, request: Any, at: float | None = None) -> ExportResult:

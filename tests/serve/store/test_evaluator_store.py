@@ -23,7 +23,7 @@ from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, UnitOfWork, reading_state, unit_of_work
 from kc_otel.stats import Buckets, Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
-from tests.judge.conftest import take
+from tests.judge.conftest import evaluator_of, take
 from tests.tools.verdicts import streams_of, verdicts_of, windows_of
 
 RNG = np.random.default_rng(5)
@@ -92,20 +92,17 @@ needs_machine_code = pytest.mark.skipif(not machine_code.is_available(), reason=
 @pytest.mark.parametrize("every", [1, 3, 8])
 def test_restart_at_any_point_equals_no_restart(contract, sender, merged, now, connection, every, columns):
     made = contract()
-    steady = restarted = Evaluator([made])
-    restarted = Evaluator([made])
+    steady, restarted = (evaluator_of(made, columns=columns) for _ in range(2))
     store = EvaluatorStore(connection)
     taken = 0
     for step, (time, request) in enumerate(script(sender, merged, now)):
-        if columns:
-            restarted.use_columns()
         for evaluator in (steady, restarted):
             take(evaluator, time, request)
         assert same(verdicts_of(restarted, time), verdicts_of(steady, time))
         written(store, restarted, connection)
         if step % every == 0:
             taken += restarted.taken_as_columns
-            restarted, store = Evaluator([made]), EvaluatorStore(connection)
+            restarted, store = evaluator_of(made, columns=columns), EvaluatorStore(connection)
             store.restore(restarted)
             assert same(verdicts_of(restarted, time), verdicts_of(steady, time))
     assert restarted.states["policy"].series.keys() == steady.states["policy"].series.keys()
@@ -115,7 +112,6 @@ def test_restart_at_any_point_equals_no_restart(contract, sender, merged, now, c
 def in_rows(contract: Any, sender: Any, now: float, count: int = 40) -> tuple[Evaluator, list[Any]]:
     """An evaluator with a stream of each of so many processes in a row, and the processes."""
     evaluator, senders = Evaluator([contract]), [sender(instance=str(number), slice="code") for number in range(count)]
-    evaluator.use_columns()
     for step in range(2):
         for source in senders:
             take(evaluator, now + step, source.request(now + step, [0.5] * 3))
@@ -352,9 +348,7 @@ def test_another_schema_version_is_refused(connection: sqlite3.Connection, versi
     "table", ["streams", "panes", "facts", "evidence", pytest.param("rows", marks=needs_machine_code)]
 )
 def test_damaged_rows_are_refused(contract, sender, now, connection, table):
-    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
-    if table == "rows":
-        evaluator.use_columns()
+    evaluator, store = evaluator_of(contract(), columns=table == "rows"), EvaluatorStore(connection)
     take(evaluator, now, sender().request(now, [0.5]))
     evaluator.evaluate(now)
     store.save(evaluator, UnitOfWork())

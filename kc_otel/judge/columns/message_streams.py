@@ -40,7 +40,7 @@ _EXPONENTIAL: Final = attrgetter("exponential")
 _SCOPE: Final = attrgetter("scope_begin")
 
 
-class StreamColumns:
+class MessageStreams:
     """What is known of senders' messages; `taken` counts the points that were folded so far."""
 
     def __init__(self, states: Mapping[str, ContractState]) -> None:
@@ -181,10 +181,8 @@ class StreamColumns:
                 if contract is not None:
                     self._states[contract].streams.block(point.stream, self._message)
 
-    def learn(self, message: ColumnMessage, point: Point, contract: str, key: SeriesKey) -> None:
+    def learn(self, message: ColumnMessage, point: Point, state: ContractState, key: SeriesKey) -> None:
         """Know a stream from now on, if its points may be plain: one in a message, that was counted for the series."""
-        of = self._contract[contract]
-        state = self._states[of]
         stream, series = state.streams.alone.get(point.stream), state.series.get(key)
         if stream is None or not stream.writers or series is None:
             return
@@ -194,7 +192,7 @@ class StreamColumns:
         where = message.points[point.number]
         metric, body = message.spans[where["metric"]], message.body
         family = message.origin(metric)[1], body[metric.begin : metric.head_end], metric.temporality
-        spelling = _Spelling(body[where["key_begin"] : where["key_end"]], point.tail, of, key)
+        spelling = _Spelling(body[where["key_begin"] : where["key_end"]], point.tail, self._states.index(state), key)
         spellings = self._spellings.setdefault(family, {})
         if spellings.get(spelling.key) != spelling:
             spellings[spelling.key] = spelling
