@@ -128,6 +128,7 @@ class Core:
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
             self.kept_incidents = self._store.incidents
+            """Incidents as they were written last, with those that are over."""
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
