@@ -17,10 +17,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain, plain_tree
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import duration
+from kc_otel.judge.decisions import LATE_SECONDS
 
 DEFAULT_URL = "http://127.0.0.1:4320"
 _TIMEOUT_SECONDS = 10.0
-_LATE_SECONDS = 30.0
 
 Url = Annotated[
     str, typer.Option("--url", envvar="KC_OTEL_URL", help="API of the evaluator.", show_default=DEFAULT_URL)
@@ -69,7 +69,7 @@ def troubles(health: Mapping[str, Any], now: float) -> list[str]:
     at = health["evaluated_at"]
     said: list[str] = []
     failing = [f"{name or 'all contracts'}: {fault}" for name, fault in health["failures"].items()]
-    if at is None or now - at > _LATE_SECONDS:
+    if at is None or now - at > LATE_SECONDS:
         since = "nothing has been judged yet" if at is None else f"nothing has been judged for {duration(now - at)}"
         said.append(f"{since}: {'; '.join(failing) or 'the log of the evaluator may say why'}")
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,8 @@ from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 
 _DEFAULTS = ServeConfig()
 _BYTES_PER_MIB = 1024 * 1024
-_MAX_PORT = 65_535
+_port = partial(typer.Option, min=0, max=65_535)
+_file = partial(typer.Option, metavar="FILE")
 
 
 @in_sections(
@@ -31,15 +33,9 @@ _MAX_PORT = 65_535
 def serve(
     contracts: Annotated[list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
-    grpc_port: Annotated[
-        int, typer.Option(help="OTLP over gRPC; 0: any free port.", min=0, max=_MAX_PORT)
-    ] = _DEFAULTS.grpc_port,
-    http_port: Annotated[
-        int, typer.Option(help="OTLP over HTTP; 0: any free port.", min=0, max=_MAX_PORT)
-    ] = _DEFAULTS.http_port,
-    api_port: Annotated[
-        int, typer.Option(help="API, /metrics, health; 0: any free port.", min=0, max=_MAX_PORT)
-    ] = _DEFAULTS.api_port,
+    grpc_port: Annotated[int, _port(help="OTLP over gRPC; 0: any free port.")] = _DEFAULTS.grpc_port,
+    http_port: Annotated[int, _port(help="OTLP over HTTP; 0: any free port.")] = _DEFAULTS.http_port,
+    api_port: Annotated[int, _port(help="API, /metrics, health; 0: any free port.")] = _DEFAULTS.api_port,
     state: Annotated[
         Path, typer.Option(help="SQLite file with everything that must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),
@@ -55,22 +51,14 @@ def serve(
         list[str] | None,
         typer.Option(help="Further host name that the API and OTLP/HTTP accept; repeatable.", metavar="NAME"),
     ] = None,
-    access: Annotated[
-        Path | None, typer.Option(help="File of tokens; `kc-otel token` prints an entry for it.", metavar="FILE")
-    ] = None,
+    access: Annotated[Path | None, _file(help="File of tokens; `kc-otel token` prints an entry for it.")] = None,
     worst: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="File of `kc-otel rescore --worst`: the page then shows prompts; repeatable.", metavar="FILE"
-        ),
+        list[Path] | None, _file(help="File of `kc-otel rescore --worst`: the page then shows prompts; repeatable.")
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate of every port.", metavar="FILE")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", metavar="FILE")] = None,
+    tls_cert: Annotated[Path | None, _file(help="PEM file of the certificate of every port.")] = None,
+    tls_key: Annotated[Path | None, _file(help="PEM file of its key.")] = None,
     tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(help="PEM file of the authorities from which clients need a certificate.", metavar="FILE"),
+        Path | None, _file(help="PEM file of the authorities from which clients need a certificate.")
     ] = None,
     allow_unauthenticated: Annotated[
         bool, typer.Option("--allow-unauthenticated", help="Allow every machine that can connect, without tokens.")
@@ -183,8 +171,7 @@ def token(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of its holder, which events show.")],
     may: Annotated[list[str], typer.Option(help="send, read, act, prompts or diagnose; repeatable.")],
     out: Annotated[
-        Path | None,
-        typer.Option(help="New file for the token (mode 0600); without it, the token is printed.", metavar="FILE"),
+        Path | None, _file(help="New file for the token (mode 0600); without it, the token is printed.")
     ] = None,
 ) -> None:
     """Create a token, and print its entry for the file of `kc-otel serve --access`.

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from kc_otel.client.credentials import authorization, client_context, parts_of
 from kc_otel.contract.plain_text import read_json_text
-from kc_otel.judge.decisions import DecisionTable
+from kc_otel.judge.decisions import LATE_SECONDS, DecisionTable
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ _REMEDIES: Final = {
     403: "; the token's entry needs may: [read]",
 }
 _UNCHANGED_STATUSES: Final = frozenset({204, 304})
-_LATE_SECONDS: Final = 30.0  # seconds since the last evaluation after which an evaluator is late, as its /readyz has it
 _CLOSING_SECONDS: Final = 1.5  # time that the last request, which says that this process ends, may take
 _NEWS_SECONDS: Final = 1.0  # after so long, a request that is held back gives way to one that has news
 _LONGEST_PAUSE_SECONDS: Final = 30.0  # between two failed requests
@@ -37,7 +36,7 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0  # between two failed requests
 def lateness(headers: Message) -> str:
     """Return a sentence if an evaluator answers but, by its header `Age`, does not evaluate; else an empty string."""
     age = float(headers.get("age") or 0.0)
-    return f"nothing has been evaluated for {age:.0f} s" if age > _LATE_SECONDS else ""
+    return f"nothing has been evaluated for {age:.0f} s" if age > LATE_SECONDS else ""
 
 
 class Poller(threading.Thread):

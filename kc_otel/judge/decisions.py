@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 TRAIN_KERNEL: Final = "train-kernel"
 INFERENCE_KERNEL: Final = "inference-kernel"
+LATE_SECONDS: Final = 30.0
+"""Seconds since the last evaluation after which an evaluator is late, for /readyz, routers and `status` alike."""
 
 
 class DirectiveKind(StrEnum):

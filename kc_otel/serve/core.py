@@ -128,7 +128,7 @@ class Core:
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
             self.past = self._store.incidents
-            """Incidents that are over, and the evidence of diagnoses."""
+            """Incidents as they were written last, with those that are over."""
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )

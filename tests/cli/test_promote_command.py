@@ -12,10 +12,10 @@ import pytest
 from kc_otel.cli import promote_command
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.recorders import KernelInfo
-from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
 from tests.tools.contracts import contract_of
+from tests.tools.scripted import script
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,6 @@ CONTRACT = contract_of(
     statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}],
     promotion={"windows": 1, "steps": ["5%"], "skip": ["offline-ci"]},
 )
-NUMBERS = {"PASS": (0.01, 0.005, 0.015), "INCONCLUSIVE": (0.02, 0.01, 0.03), "FAIL": (0.05, 0.04, 0.06)}
 
 
 class Driven:
@@ -33,16 +32,7 @@ class Driven:
         self.connection = open_state(None)
         self.core = Core([CONTRACT], self.connection, external_url="", now=0.0)
         self.status, self.now, self.fails_after, self.ticks = "PASS", 1e10, None, 0
-        self.core.evaluator.evaluate = lambda now: {
-            "policy": Evaluation(now, (
-                Verdict(
-                    Cell("policy", "token-tv", "all", "trainA", "v2"), Status(self.status), now, 0.02,
-                    *NUMBERS[self.status], 3000, "short", "betting", "numbers", 1, CONTRACT.hash, "population",
-                ),
-            ))
-        }  # fmt: skip
-        declared = {"engine": "vllm", "dtype": "bfloat16"}
-        self.core.evaluator.kernels = lambda _: (KernelInfo("inference", "v2", declared, 1.0),)
+        script(self.core, lambda: {"v2": {"all": self.status}}, lambda: ["v2"])
 
     def tick(self, *_: object) -> None:
         if self.fails_after is not None:

@@ -17,17 +17,16 @@ from kc_otel.judge.point_streams import Missing
 from kc_otel.judge.promotion.gate_evidence import of_other_contracts
 from kc_otel.judge.promotion.stages import OrderError, PromotionStatus, Stage
 from kc_otel.judge.recorders import KernelInfo
-from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve import promotions
 from kc_otel.serve.core import Core
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from tests.serve.conftest import CLAUSES
-from tests.tools.api import client_of
+from tests.tools.api import client_of, route_kept
+from tests.tools.scripted import script
 
 TEXT = f"{CLAUSES}promotion: {{windows: 1, steps: [1%, 10%], approve: [full], skip: [offline-ci]}}\n"
 MEASURED_LATER = "was measured after its rollback: it may still serve, or what it had answered before is measured late"
-NUMBERS = {"PASS": (0.01, 0.005, 0.015), "INCONCLUSIVE": (0.02, 0.01, 0.03), "FAIL": (0.05, 0.04, 0.06)}
 
 
 @pytest.fixture
@@ -38,13 +37,12 @@ def contract() -> Contract:
 class Driven:
     """A core whose evaluations say what the test wants."""
 
-    def __init__(self, make_core: Callable[..., Core], contract: Contract, connection: Any = None) -> None:
-        self.core = make_core(connection)
-        self._contract = contract
+    def __init__(self, core: Core) -> None:
+        self.core = core
         self._statuses: dict[str, str] = {}
         self._reported: dict[str, None] = {}
-        self.core.evaluator.evaluate = self._evaluate  # type: ignore[method-assign]
-        self.core.evaluator.kernels = self._kernels  # type: ignore[method-assign]
+        told = lambda: {version: {"all": "PASS", "code": said} for version, said in self._statuses.items()}  # noqa: E731
+        script(core, told, lambda: self._reported)
 
     def tick(self, now: float, **statuses: str) -> None:
         """An evaluation; the versions' status on slice code, PASS on all traffic."""
@@ -52,40 +50,16 @@ class Driven:
         self._reported |= dict.fromkeys(statuses)
         self.core.tick(now)
 
-    def router_keeps_from(self, version: str, now: float) -> None:
-        """A router that had sent requests to a version keeps all of them from it."""
-        self.core.listeners.heard(
-            ["policy/route"], self.core.contracts, now, instance="router", table_at=self.core.decisions.at,
-            kept=[f"policy/all/{version}"], versions=lambda _: {version},
-        )  # fmt: skip
-
     def shares(self) -> dict[str, float]:
         return {canary.version: canary.weight for canary in self.core.decisions.canaries}
 
     def events(self) -> list[dict[str, Any]]:
         return [event.data for event in self.core.events.newest("policy", 1000) if event.kind == "promotion"]
 
-    def _kernels(self, _contract: str) -> tuple[KernelInfo, ...]:
-        """Every version says that it is what was declared."""
-        return tuple(
-            KernelInfo("inference", version, {"engine": "vllm", "dtype": "bfloat16"}, 0.0) for version in self._reported
-        )
-
-    def _evaluate(self, now: float) -> dict[str, Evaluation]:
-        verdicts = tuple(
-            Verdict(
-                Cell("policy", "token-tv", slice, "trainA", version), Status(said), now, 0.02, *NUMBERS[said], 3000,
-                "short", "betting", "numbers", 1, self._contract.hash, "population",
-            )
-            for version, status in self._statuses.items()
-            for slice, said in (("all", "PASS"), ("code", status))
-        )  # fmt: skip
-        return {"policy": Evaluation(now, verdicts)}
-
 
 @pytest.fixture
-def driven(make_core: Callable[..., Core], contract: Contract) -> Driven:
-    return Driven(make_core, contract)
+def driven(make_core: Callable[..., Core]) -> Driven:
+    return Driven(make_core())
 
 
 @pytest.fixture
@@ -138,10 +112,10 @@ def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven):
     assert event["evidence"] == records[-1].id
 
 
-def test_what_is_decided_survives_a_restart(make_core, contract, open_file, tmp_path):
+def test_what_is_decided_survives_a_restart(make_core, open_file, tmp_path):
     path = tmp_path / "state.sqlite"
     connection = open_file(path)
-    first = Driven(make_core, contract, connection)
+    first = Driven(make_core(connection))
     first.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     first.tick(61, v2="PASS")
     first.core.promotions.tell("policy", "v2", "hold", "bob", "lunch", 62.0)
@@ -149,7 +123,7 @@ def test_what_is_decided_survives_a_restart(make_core, contract, open_file, tmp_
     first.tick(63, v2="PASS")
     before, kept = first.core.promotions.of("policy", "v2"), first.core.promotions.evidence("policy", "v2")
     connection.close()
-    second = Driven(make_core, contract, open_file(path))
+    second = Driven(make_core(open_file(path)))
     assert second.core.promotions.of("policy", "v2") == before
     assert second.core.promotions.evidence("policy", "v2") == kept
     assert second.shares() == {"v2": 0.01}
@@ -172,14 +146,14 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
 
     So does a clause of the same name that measures something else, and evidence that does not say what it measured.
     """
-    core, first = driven.core, driven._contract
+    core, first = driven.core, driven.core.contracts["policy"]
     core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     for now in (1, 61):
         driven.tick(now, v2="PASS")
     assert core.promotions.of("policy", "v2").elsewhere == ""
     text = TEXT.replace("unit: token, ", "") if "unit" in change else TEXT
     other = load_text(text.replace("limit: 0.02", change).replace("version: 1", "version: 2"))
-    core.contracts["policy"] = driven._contract = other
+    core.contracts["policy"] = other
     for now in (70, 131, 192):
         driven.tick(now, v2="PASS")
     found = client.get("/api/v1/promotions/policy/v2").json()
@@ -194,7 +168,7 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
     for row in record["verdicts"]:
         del row["quantity"]
     assert lacks in of_other_contracts(other, [record])[1]
-    driven._contract = core.contracts["policy"] = first
+    core.contracts["policy"] = first
     driven.tick(200, v2="PASS")
     assert core.promotions.of("policy", "v2").short == ""
 
@@ -271,7 +245,7 @@ def test_old_versions_are_forgotten_one_day(driven, monkeypatch):
 def test_a_contract_that_runs_dry_promotes_nothing(contract, open_file):
     file = open_file()
     Core([contract], file, external_url="", now=0.0).promotions.tell("policy", "v2", "start", "ada", "", 0.0)
-    dry = Driven(lambda _: Core([contract], file, external_url="", now=1.0, dry_run=["policy"]), contract)
+    dry = Driven(Core([contract], file, external_url="", now=1.0, dry_run=["policy"]))
     dry.tick(61, v2="PASS")
     dry.tick(62, v2="FAIL")
     for version, order in (("v2", "rollback"), ("v2", "force"), ("v3", "force"), ("v3", "start")):
@@ -283,7 +257,7 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract, open_file):
 
 def test_a_hold_of_the_policy_holds(open_file):
     held = load_text(TEXT + "escalation: [{on: fail, do: [hold-promotion]}]\n")
-    driven = Driven(lambda c: Core([held], c or open_file(), external_url="", now=0.0), held)
+    driven = Driven(Core([held], open_file(), external_url="", now=0.0))
     driven.tick(1, v2="FAIL")
     driven.core.promotions.tell("policy", "v2", "start", "ada", "", 2.0)
     driven.tick(62, v2="INCONCLUSIVE")
@@ -295,7 +269,7 @@ def test_a_hold_of_the_policy_holds(open_file):
 def test_a_hold_of_one_version_leaves_another_alone(open_file):
     """The serving version breaks: its fix is not accused, and passes."""
     held = load_text(TEXT + "escalation: [{on: fail, do: [hold-promotion]}]\n")
-    driven = Driven(lambda c: Core([held], c or open_file(), external_url="", now=0.0), held)
+    driven = Driven(Core([held], open_file(), external_url="", now=0.0))
     driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(1, old="FAIL", v2="PASS")
     driven.tick(62, old="FAIL", v2="PASS")
@@ -450,8 +424,7 @@ def paged(core: Core) -> list[dict[str, Any]]:
 def slow(open_file: Callable[..., sqlite3.Connection]) -> Driven:
     """A contract whose ladder waits for an hour before it tells anybody."""
     contract = load_text(TEXT + "escalation: [{on: fail, for: 1h, severity: critical, do: [{webhook: pager}]}]\n")
-    core = Core([contract], open_file(), external_url="http://evaluator", now=0.0)  # type: ignore[arg-type]
-    return Driven(lambda _connection: core, contract)
+    return Driven(Core([contract], open_file(), external_url="http://evaluator", now=0.0))  # type: ignore[arg-type]
 
 
 def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow):
@@ -486,7 +459,7 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow):
     assert paged(slow.core) == [], "once"
     slow.tick(130)
     assert paged(slow.core) == [], "nobody is known to have carried it out"
-    slow.router_keeps_from("v2", 131.0)
+    route_kept(slow.core, 131.0, versions=["v2"])
     slow.tick(132)
     (over,) = paged(slow.core)
     assert (over["status"], over["kernelContract"]["incident"]["state"]) == ("resolved", "resolved")
@@ -524,7 +497,7 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow):
     core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
     for at in (2011.0, 2012.0):
         slow.tick(at)
-        slow.router_keeps_from("v2", at)
+        route_kept(core, at, versions=["v2"])
     assert "is over" in (last := paged(core)[-1]["alerts"][-1]["annotations"]["summary"])
     assert "whether the version that was rolled back still serves is not known" in last
     assert core.incidents("policy") == ()
@@ -559,7 +532,7 @@ def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(
         core.promotions.tell("policy", "v2", "rollback", "ada", "still there", served + 50.0)
         slow.tick(served + 51.0, v2="FAIL")
         paged(core)
-    slow.router_keeps_from("v2", 1990.0)
+    route_kept(core, 1990.0, versions=["v2"])
     slow.tick(2000.0)
     slow.tick(2001.0)
     assert core.incidents("policy") == ()
@@ -615,12 +588,12 @@ def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slo
 
 
 def test_an_approval_ends_with_the_contract_that_it_was_given_under(driven):
-    told, first = driven.core.promotions, driven._contract
+    told, first = driven.core.promotions, driven.core.contracts["policy"]
     told.tell("policy", "v2", "start", "ada", "", 0.0)
     told.tell("policy", "v2", "approve", "ada", "", 0.5, stage=Stage.FULL)
     driven.tick(1, v2="PASS")
     other = load_text(TEXT.replace("limit: 0.02", "limit: 0.05").replace("version: 1", "version: 2"))
-    driven.core.contracts["policy"] = driven._contract = other
+    driven.core.contracts["policy"] = other
     for now in (10, 71, 132, 193, 254):
         driven.tick(now, v2="PASS")
     promotion = told.of("policy", "v2")
@@ -632,7 +605,7 @@ def test_an_approval_ends_with_the_contract_that_it_was_given_under(driven):
     ]
     told.tell("policy", "v2", "approve", "ada", "", 255.0, stage=Stage.FULL)
     driven.tick(260, v2="PASS")
-    driven.core.contracts["policy"] = driven._contract = first
+    driven.core.contracts["policy"] = first
     driven.tick(270, v2="PASS")
     assert told.of("policy", "v2").position.stage is Stage.FULL
     assert len([event for event in driven.events() if event["order"] == "lapsed"]) == 1, "it was used"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import numpy as np
 import pytest
 
 from kc_otel.cli.status_command import _routes
@@ -21,12 +20,9 @@ from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.serve import core as core_module
 from kc_otel.serve import people_orders
 from kc_otel.serve.api import routes_decisions
-from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import lift, pin
-from kc_otel.serve.store.state_file import open_state
-from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
-from tests.tools.fleet import SLICED, STEP
+from tests.tools.fleet import SLICED, STEP, Fleet
 from tests.tools.servers import Answer, answering
 from tests.tools.waiting import eventually
 
@@ -76,29 +72,26 @@ class Service:
         self._link.close()
 
 
-class Evaluator:
+class Evaluator(Fleet):
     """An evaluator, a recorder of slice code that reports to it, and the services that ask it."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.now, self.turn = path, NOW, threading.Lock()
-        self.services: list[Service] = []
-        self._sender = Sender(slice="code", start=NOW - 1.0)
-        self.begin()
+        self.turn, self.services = threading.Lock(), list[Service]()
+        super().__init__(path, text=TEXT)
 
-    def begin(self, text: str = TEXT) -> None:
+    def begin(self) -> None:
         """Start it; its state file has what the one before knew."""
-        self._open = ExitStack()
-        connection = self._open.enter_context(closing(open_state(self.path)))
-        self.core = Core([load_text(text, "policy.yaml")], connection, external_url="", now=self.now)
-        self.client = self._open.enter_context(client_of(self.core))
+        super().begin()
+        self.client = client_of(self.core).__enter__()
+
+    def close(self) -> None:
+        self.client.__exit__(None, None, None)
+        super().close()
 
     def restart(self, text: str = TEXT) -> None:
         with self.turn:
-            self._open.close()
-            self.begin(text)
-
-    def end(self) -> None:
-        self._open.close()
+            self.contract = load_text(text, "policy.yaml")
+            super().restart()
 
     def service(self, text: str = TEXT) -> Service:
         """A process that serves the kernel from now on."""
@@ -108,14 +101,11 @@ class Evaluator:
         made.polls()
         return made
 
-    def run(self, seconds: float, drift: float | None) -> None:
+    def measure(self, seconds: float, drift: float | None) -> None:
         """The recorder reports observations of about this drift, or for None that it has observed nothing."""
         for _ in range(round(seconds / STEP)):
             with self.turn:
-                self.now += STEP
-                observed = self._sender.request(self.now, np.full(0 if drift is None else 2000, drift or 0.0))
-                self.core.metrics(merge(observed, info_request(self.now, 1)), self.now)
-                self.core.tick(self.now)
+                self.run(STEP, broken={"code": drift})
             for service in self.services:
                 service.polls()
                 service.serve()
@@ -133,35 +123,35 @@ def evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evalu
     clock = SimpleNamespace(time=lambda: made.now, perf_counter=time.perf_counter)
     monkeypatch.setattr(routes_decisions, "time", clock)
     monkeypatch.setattr(core_module, "time", clock)
-    made.run(60, 0.001)
+    made.measure(60, 0.001)
     yield made
     for service in made.services:
         service.end()
-    made.end()
+    made.close()
 
 
 def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_returns(evaluator):
     """It serves on by its old table, whatever another router takes, also after a restart of the evaluator."""
     taking, cut_off = evaluator.service(), evaluator.service()
-    evaluator.run(10, 0.001)
+    evaluator.measure(10, 0.001)
     cut_off.joined.clear()
-    evaluator.run(30, 0.4)
-    evaluator.run(200, None)
+    evaluator.measure(30, 0.4)
+    evaluator.measure(200, None)
     assert (taking.serve(), cut_off.serve()) == ("train-kernel", "inference-kernel")
     name = cut_off.router._instance
     said = f"but 1 of 2 routers has not polled: {name} since 08:01 UTC; it may still serve this kernel"
     assert (evaluator.incident.state, evaluator.incident.state_text.endswith(said)) == (IncidentState.BROKEN, True)
     assert {verdict.cell.slice for verdict, _ in evaluator.core.history.cells()} >= {"code"}
     evaluator.restart()
-    evaluator.run(200, None)
+    evaluator.measure(200, None)
     assert evaluator.incident.state is IncidentState.BROKEN
     assert evaluator.incident.state_text.endswith(said)
     cut_off.joined.set()
-    evaluator.run(60, None)
+    evaluator.measure(60, None)
     assert cut_off.serve() == "train-kernel"
     assert evaluator.incident.state_text == "Contained"
     cut_off.joined.clear()
-    evaluator.run(300, None)
+    evaluator.measure(300, None)
     assert evaluator.incident.state_text == "Contained", "it keeps the table that it has"
 
 
@@ -171,10 +161,10 @@ def test_a_router_that_was_closed_holds_nothing_up(evaluator):
     assert len(evaluator.core.listeners.routers["policy"]) == 2
     closed.end()
     assert len(evaluator.core.listeners.routers["policy"]) == 1
-    evaluator.run(30, 0.4)
-    evaluator.run(100, None)
+    evaluator.measure(30, 0.4)
+    evaluator.measure(100, None)
     assert evaluator.incident.state_text == "Contained"
-    evaluator.run(300, None)
+    evaluator.measure(300, None)
     metrics = evaluator.client.get("/metrics").text.splitlines()
     (silent,) = [line for line in metrics if line.startswith("kc_verdict_no_traffic{")]
     assert ('kc_slice="code"' in silent, silent.endswith(" 1.0")) == (True, True), "no rule takes it for missing data"
@@ -184,15 +174,15 @@ def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator):
     """What went away without proof is closed once nobody serves the version."""
     evaluator.service()
     cut_off = evaluator.service()
-    evaluator.run(30, 0.4)
+    evaluator.measure(30, 0.4)
     cut_off.joined.clear()
     with evaluator.turn:
         evaluator.core.promotions.tell("policy", VERSION, "rollback", "ada", "broken", evaluator.now, start=True)
         people_orders.lift(evaluator.core, "route", "policy", None, "ada", "rolled back", evaluator.now)
-    evaluator.run(600, None)
+    evaluator.measure(600, None)
     assert not evaluator.incident.gone
     cut_off.joined.set()
-    evaluator.run(30, None)
+    evaluator.measure(30, None)
     assert [incident for incident in evaluator.core.incidents() if not incident.gone and incident.on == "fail"] == []
 
 
@@ -209,8 +199,8 @@ def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator):
 def test_a_router_applies_a_route_by_the_contracts_definition_of_its_slice(evaluator, slice, said):
     """Other requests may be in one that it defines otherwise; its other slices may differ."""
     evaluator.service(TEXT.replace(slice, slice.replace("task: ", "task: [sql, ").replace("}}", "]}}")))
-    evaluator.run(30, 0.4)
-    evaluator.run(100, None)
+    evaluator.measure(30, 0.4)
+    evaluator.measure(100, None)
     (name,) = evaluator.core.listeners.routers["policy"]
     assert evaluator.incident.state_text.endswith(f"{said}: {name}" if said else "Contained")
 
@@ -225,16 +215,16 @@ REDEFINED = "the slice was redefined since: what broke may be outside of it now"
 def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_more(evaluator, now, why):
     """In the incident, in the list of what is in force, by the decision table and by status, until it is as it was."""
     service = evaluator.service()
-    evaluator.run(30, 0.4)
-    evaluator.run(100, None)
+    evaluator.measure(30, 0.4)
+    evaluator.measure(100, None)
     assert evaluator.incident.state_text == "Contained"
     changed = TEXT.replace("code: {where: {task: code}}", now)
     evaluator.restart(changed)
-    evaluator.run(20, None)
+    evaluator.measure(20, None)
     assert service.serve() == "train-kernel", "only a person lifts a route"
     evaluator.services.pop().end()
     assert evaluator.service(changed).serve() == "inference-kernel"
-    evaluator.run(100, None)
+    evaluator.measure(100, None)
     assert evaluator.incident.state is IncidentState.BROKEN
     assert evaluator.incident.state_text.endswith(f"but {why}")
     client = evaluator.client
@@ -247,7 +237,7 @@ def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_mor
     assert [route["outdated"] for route in routes] == [why]
     assert f"but of code: {why}; end it with kc-otel route resume policy --slice code" in _routes(routes)[0].plain
     evaluator.restart()
-    evaluator.run(20, None)
+    evaluator.measure(20, None)
     assert [route.outdated for route in evaluator.core.decisions.routes] == [""]
 
 
@@ -261,10 +251,10 @@ def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contain
     """The router serves what is in both by the newest pin, whether or not any of that is measured."""
     evaluator.restart(text)
     service = evaluator.service(text)
-    evaluator.run(30, 0.4)
+    evaluator.measure(30, 0.4)
     with evaluator.turn:
         pin(evaluator.core, "policy", slice, "inference-kernel", None, "ada", "it is fine", evaluator.now)
-    evaluator.run(100, None)
+    evaluator.measure(100, None)
     assert service.serve() == "train-kernel"
     if shared is None:
         assert evaluator.incident.state_text == "Contained"
@@ -274,7 +264,7 @@ def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contain
     assert (evaluator.incident.state, evaluator.incident.state_text.endswith(said)) == (IncidentState.BROKEN, True)
     with evaluator.turn:
         lift(evaluator.core, "pin", "policy", slice, "ada", "it is not", evaluator.now)
-    evaluator.run(100, None)
+    evaluator.measure(100, None)
     assert evaluator.incident.state_text == "Contained"
 
 
@@ -283,16 +273,16 @@ def test_a_pin_of_a_slice_that_was_redefined_contains_nothing(evaluator):
     unrouted = TEXT.replace("{route: train-kernel}, ", "")
     evaluator.restart(unrouted)
     evaluator.service(unrouted)
-    evaluator.run(30, 0.4)
+    evaluator.measure(30, 0.4)
     with evaluator.turn:
         pin(evaluator.core, "policy", "code", "train-kernel", None, "ada", "it is broken", evaluator.now)
-    evaluator.run(100, None)
+    evaluator.measure(100, None)
     assert evaluator.incident.state_text == "Contained"
     narrower = unrouted.replace("{task: code}", "{task: code, lang: py}")
     evaluator.restart(narrower)
     evaluator.services.pop().end()
     evaluator.service(narrower)
-    evaluator.run(100, None)
+    evaluator.measure(100, None)
     assert evaluator.incident.state_text.endswith(f"but {REDEFINED}")
     overview = evaluator.client.get("/api/v1/overview").json()
     assert [entry["text"].endswith(f"; but {REDEFINED}") for entry in overview["in_force"]] == [True]

@@ -311,13 +311,9 @@ def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_k
     fleet.run(120, broken=idle, healthy=code, third=broken)
     assert fleet.states("fail") == [IncidentState.BROKEN]
     pin(fleet.core, "policy", "prose", "train-kernel", None, "ada", "prose is broken", fleet.now)
-    route = "policy/route/" + "".join(fleet.contract.slice_ids.values())
     pinned, seen = ["prose"], set[IncidentState]()
     for number in range(40):
-        fleet.core.listeners.heard(
-            [route], fleet.core.contracts, fleet.now, instance="router", table_at=fleet.core.decisions.at,
-            kept=[f"policy/{slice}/{'b' * 12}" for slice in pinned], versions=lambda _: {"b" * 12},
-        )  # fmt: skip
+        route_kept(fleet.core, fleet.now, *pinned, versions=["b" * 12])
         fleet.run(10, broken=idle, healthy=idle if "code" in pinned else code, third=idle)
         states = fleet.states("fail")
         if number == 29:

@@ -483,10 +483,7 @@ def rolled_back(fleet: Fleet) -> None:
     core = fleet.core
     core.promotions.tell("policy", VERSION, "rollback", "ada", "it is bad", fleet.now, start=True)
     other_version(fleet, 10)
-    core.listeners.heard(
-        ["policy/route"], core.contracts, fleet.now, instance="router", table_at=core.decisions.at,
-        kept=[f"policy/all/{VERSION}"], versions=core.inference_versions,
-    )  # fmt: skip
+    route_kept(core, fleet.now, versions=[VERSION])
 
 
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person, rolled_back])

@@ -1,6 +1,7 @@
 """The evaluator's API of a core, without a port."""
 
 from collections import Counter
+from collections.abc import Collection
 
 from fastapi import FastAPI
 from starlette.testclient import TestClient
@@ -22,13 +23,13 @@ def client_of(core: Core, **options: bool) -> TestClient:
     return TestClient(api_of(core), **options)
 
 
-def route_kept(core: Core, now: float, slice: str = "all") -> None:
-    """A router says that it keeps all requests, or those of a slice, from the kernel that it sent them to."""
-    versions = core.inference_versions("policy")
+def route_kept(core: Core, now: float, *slices: str, versions: Collection[str] = ()) -> None:
+    """A router says that it keeps all requests, or those of slices, from the kernel that it sent them to."""
+    versions = versions or core.inference_versions("policy")
     assert versions
-    kept = [f"policy/{slice}/{version}" for version in versions]
+    kept = [f"policy/{slice}/{version}" for slice in slices or ("all",) for version in versions]
     defined = "".join(core.contracts["policy"].slice_ids.values())
     core.listeners.heard(
         [f"policy/route/{defined}" if defined else "policy/route"], core.contracts, now,
-        instance="router", table_at=core.decisions.at, kept=kept, versions=core.inference_versions,
+        instance="router", table_at=core.decisions.at, kept=kept, versions=lambda _: versions,
     )  # fmt: skip

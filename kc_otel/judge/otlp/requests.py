@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from google.protobuf import json_format
@@ -69,6 +71,8 @@ class ReceiveError(Exception):
     http_status: ClassVar[int] = 400
     rpc_code: ClassVar[int] = 3
     """google.rpc.Code, whose numbers are those of gRPC. Source: OTLP 1.11, "Failures" and "OTLP/HTTP Response"."""
+    headers: Mapping[str, str] = MappingProxyType({})
+    """Of the answer over HTTP."""
 
 
 class BadRequestError(ReceiveError):
@@ -79,6 +83,7 @@ class UnauthenticatedError(ReceiveError):
     """Nobody knows who sends this."""
 
     outcome, http_status, rpc_code = "unauthenticated", 401, 16
+    headers = MappingProxyType({"www-authenticate": "Bearer"})
 
 
 class ForbiddenError(ReceiveError):
@@ -110,6 +115,7 @@ class ThrottledError(ReceiveError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.headers = {"retry-after": str(math.ceil(retry_after))}
 
 
 class InternalError(ReceiveError):

@@ -6,20 +6,18 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from kc_otel.contract.words import duration
+from kc_otel.judge.decisions import LATE_SECONDS
 from kc_otel.serve.api.shapes import View
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING
 from kc_otel.serve.self_metrics import SelfMetrics, exposition
 from kc_otel.serve.shards import ShardSeen
 from kc_otel.serve.webhooks.outbox import EndpointStatus
-
-_LATE_SECONDS: Final = 30.0
 
 
 class HealthView(View):
@@ -69,7 +67,7 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
     async def readyz() -> Response:
         """Report ready if incoming data can be stored and the last evaluation is recent; failures are listed."""
         age = math.inf if core.evaluated_at is None else time.time() - core.evaluated_at
-        late, refusing, said = age > _LATE_SECONDS, core.evaluator.faults.fails("", WRITING), "ready\n"
+        late, refusing, said = age > LATE_SECONDS, core.evaluator.faults.fails("", WRITING), "ready\n"
         if late:
             said = "no evaluation yet\n" if core.evaluated_at is None else f"no evaluation for {duration(age)}\n"
         elif refusing:

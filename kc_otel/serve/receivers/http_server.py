@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import uvicorn
@@ -34,7 +35,6 @@ from kc_otel.judge.otlp.requests import (
     BindError,
     ReceiveError,
     ThrottledError,
-    UnauthenticatedError,
     UnsupportedMediaError,
     to_json,
 )
@@ -77,6 +77,7 @@ class _NotFoundError(ReceiveError):
 
 class _NotAllowedError(ReceiveError):
     outcome, http_status, rpc_code = "not_allowed", 405, 12
+    headers = MappingProxyType({"allow": "POST"})
 
 
 class _MisdirectedError(ReceiveError):
@@ -98,14 +99,14 @@ class HttpReceiver:
         """Answer an HTTP request."""
         headers = Headers(scope=scope)
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
-        extra: dict[str, str] = {}
+        extra: Mapping[str, str] = {}
         try:
             with self._taker.budget.held() as hold:
                 message, outcome = await self._handle(scope, headers, media, receive, hold)
             status = 200
         except ReceiveError as error:
             status, message, outcome = error.http_status, _status(error), error.outcome
-            extra = _headers_of(error)
+            extra = error.headers
         except _DisconnectedError:
             self._counts["http", "disconnected"] += 1
             return
@@ -166,14 +167,6 @@ def _status(error: ReceiveError) -> Any:
         violation = BadRequest.FieldViolation(description=str(error))
         status.details.add().Pack(BadRequest(field_violations=[violation]))
     return status
-
-
-def _headers_of(error: ReceiveError) -> dict[str, str]:
-    if isinstance(error, ThrottledError):
-        return {"retry-after": str(math.ceil(error.retry_after))}
-    if isinstance(error, _NotAllowedError):
-        return {"allow": "POST"}
-    return {"www-authenticate": "Bearer"} if isinstance(error, UnauthenticatedError) else {}
 
 
 class Listener(socket.socket):

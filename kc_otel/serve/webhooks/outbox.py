@@ -295,17 +295,15 @@ class Outbox:
         for endpoint, oldest, waiting, parked, since, superseded in rows:
             parts = []
             if waiting:
-                many = f"1 message to {endpoint} waits" if waiting == 1 else f"{waiting:,} messages to {endpoint} wait"
-                parts.append(f"{many} since {moment(since)[11:16]} UTC")
+                parts.append(f"{_messages(waiting, endpoint, 'waits', 'wait')} since {moment(since)[11:16]} UTC")
             if waiting and endpoint in self._disabled:
                 at = moment(self._disabled[endpoint][1])[11:16]
                 parts.append(f"{endpoint} answered HTTP 410 at {at} UTC and is sent nothing more")
             if parked:
-                many = "1 message to {} was" if parked == 1 else f"{parked:,} messages to {{}} were"
-                parts.append(f"{many.format(endpoint)} given up: rejected or expired")
+                parts.append(f"{_messages(parked, endpoint, 'was', 'were')} given up: rejected or expired")
             if superseded:
-                many = "1 message to {} was" if superseded == 1 else f"{superseded:,} messages to {{}} were"
-                parts.append(f"{many.format(endpoint)} not sent: it was over before any of it was delivered")
+                said = _messages(superseded, endpoint, "was", "were")
+                parts.append(f"{said} not sent: it was over before any of it was delivered")
             found[endpoint] = oldest, "; ".join(parts)
         return found
 
@@ -319,6 +317,10 @@ class Outbox:
 
 def _message(row: tuple[str, str, str, bytes, int, str, int, str]) -> WebhookMessage:
     return WebhookMessage(*row[:-2], bool(row[-2]), DeliveryState(row[-1]))
+
+
+def _messages(count: int, endpoint: str, verb: str, plural: str) -> str:
+    return f"1 message to {endpoint} {verb}" if count == 1 else f"{count:,} messages to {endpoint} {plural}"
 
 
 def _state_after(status: int | None) -> DeliveryState:

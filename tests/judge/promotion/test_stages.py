@@ -39,30 +39,11 @@ def test_a_failure_that_no_interval_shows_is_told_by_its_reason(rounds):
     assert decide(GATE, history).missing == ("token-tv on code: FAIL, a part is above",)
 
 
-def test_inconclusive_waits_and_says_how_many_samples_are_missing(rounds):
-    decision = decide(GATE, rounds((0, "INCONCLUSIVE", {"samples": 800})))
-    assert decision.outcome is GateOutcome.WAIT
-    assert decision.missing == (
-        (
-            "token-tv on code: INCONCLUSIVE, between 0.003 and 0.005 against a limit of 0.004, "
-            "1,200 more samples are needed before it can pass"
-        ),
-        "0 of 3 consecutive windows have passed",
-    )
-
-
 def test_verdicts_of_the_long_window_need_its_distance(rounds):
     """A PASS that rests on an hour of data shares it with every round of that hour."""
     history = rounds(*((300.0 * n, "PASS", {"window": "long"}) for n in range(25)))
     assert decide(GATE, history).windows == 3
     assert decide(GATE, history[:24]).windows == 2
-
-
-def test_without_windows_each_evaluation_is_one(rounds):
-    gate = replace(GATE, stage=Stage.OFFLINE_CI, windows=2, window=0.0, long_window=0.0)
-    decision = decide(gate, rounds((0, "PASS"), (0, "PASS")))
-    assert (decision.outcome, decision.stage) == (GateOutcome.ADVANCE, Stage.SHADOW)
-    assert decide(gate, []).missing[0] == "token-tv on all: no verdict yet"
 
 
 def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contract):
