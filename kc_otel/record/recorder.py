@@ -473,7 +473,7 @@ class Recorder(PerProcess):
                 self._measurer.rollout(self._pair)
 
     def follow(
-        self, directives: Directives, *, send_weights: Callable[[], object] | None = None, pause: int = 20
+        self, directives: Directives, *, send_weights: Callable[..., object] | None = None, pause: int = 20
     ) -> GuidedLoop:
         """Carry out the evaluator's directives about the kernel version in use in a loop of your own.
 
@@ -482,7 +482,7 @@ class Recorder(PerProcess):
 
         Args:
             directives: A `kc_otel.client.router.Router`.
-            send_weights: Gives the inference kernel the trainer's weights.
+            send_weights: Gives the inference kernel the trainer's weights. Without it nobody is asked whether to.
             pause: Steps between two calls of `send_weights` while the same reason lasts.
 
         Raises:
