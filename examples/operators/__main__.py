@@ -50,15 +50,7 @@ def main() -> None:
         with Recorder(CONTRACT, inference=kernel) as recorder:
             rows = {clause.id: 0 for clause in recorder.contract.clauses}
             for comparison in comparisons():
-                reports = compare_callables(
-                    comparison.train,
-                    comparison.inference,
-                    comparison.cases,
-                    recorder,
-                    operator=comparison.operator,
-                    batch_sizes=comparison.batch_sizes,
-                )
-                for report in reports:
+                for report in compare_callables(comparison, recorder):
                     numbers = report.summary()
                     terminal.say(
                         f"{comparison.operator} {report.case}: {numbers['rows']:.0f} rows, relative p99.9 "

@@ -29,7 +29,7 @@ from examples.demo.evaluator import Evaluator, evaluating
 from examples.trl_grpo.sampler import VllmSampler
 from kc_otel.client.router import Router
 from kc_otel.client.webhooks import new_secret
-from kc_otel.integrations.trl import ResyncWeights, instrument
+from kc_otel.integrations.trl import FollowDirectives, instrument
 
 CONTRACT: Final = Path(__file__).with_name("grpo.yaml")
 TRAINED_LAYERS: Final = 6
@@ -130,8 +130,8 @@ def _train(folder: Path, name: str, fault: str | None, steps: int) -> dict[str, 
             router = stack.enter_context(Router(evaluator.api, refresh=0.2))
             watch = instrument(trainer, CONTRACT, quarantine=lambda: router.quarantined("real-grpo"))
             stack.enter_context(watch)
-            trainer.add_callback(ResyncWeights(lambda: router.resync("real-grpo"), lambda _: sender.repair(trainer)))
             trainer.add_callback(judged(seen, watch, evaluator, began))
+            trainer.add_callback(FollowDirectives(watch.recorder, router, lambda _: sender.repair(trainer)))
         trainer.train()
     return {"fault": fault, "fault_at": FAULT_AT, "kv_cache": cache, "corrected": corrected, "steps": seen}
 

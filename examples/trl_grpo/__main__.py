@@ -36,8 +36,7 @@ from examples.tiny_model import prompts, tiny_model
 from examples.trl_grpo.sampler import TOKENS, sampler
 from kc_otel.client.router import Router
 from kc_otel.client.webhooks import new_secret
-from kc_otel.integrations.transformers import StopWhenHalted
-from kc_otel.integrations.trl import InstrumentedTrainer, ResyncWeights, instrument
+from kc_otel.integrations.trl import FollowDirectives, InstrumentedTrainer, instrument
 from kc_otel.record.guided_loop import Quarantine
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
@@ -79,12 +78,12 @@ def main() -> None:
         # What a TRL user adds: the first line to watch, and the others where the contract may act.
         watch = instrument(trainer, CONTRACT, weights=lambda: link.step, quarantine=lambda: router.quarantined("grpo"))
         stack.enter_context(watch)
-        trainer.add_callback(resync := ResyncWeights(lambda: router.resync("grpo"), lambda _: link.reconnect(trainer)))
-        trainer.add_callback(stop := StopWhenHalted(lambda: router.halted("grpo")))
-        trainer.add_callback(telling(terminal, watch, evaluator, router, resync))
+        follow = FollowDirectives(watch.recorder, router, lambda _: link.reconnect(trainer))
+        trainer.add_callback(telling(terminal, watch, evaluator, router, follow))
+        trainer.add_callback(follow)
         trainer.train()
         terminal.heading(f"Ended after step {trainer.state.global_step} of {steps}")
-        terminal.say(f"stopped: {stop.reason}" if stop.reason else "nobody asked for a halt")
+        terminal.say(f"stopped: {follow.loop.reason}" if follow.loop.reason else "nobody asked for a halt")
         terminal.say(f"{watch.recorder.stats().quarantined} rollouts were kept out of training")
         cells = evaluator.verdicts()
         terminal.verdicts(cells, {v["kernel_inference"]: kernel.name for v in cells})
@@ -108,7 +107,7 @@ class Link:
             self.step = step
 
     def reconnect(self, trainer: Any) -> None:
-        """Repair it and send the weights; all that the user has to give to `ResyncWeights`."""
+        """Repair it and send the weights; all that the user has to give to `FollowDirectives`."""
         if self._beyond_repair:
             raise ConnectionError("the sampler does not answer")
         self._lost = False
@@ -159,15 +158,18 @@ def grpo(checkpoint: Path, folder: Path, rollout: Any, steps: int) -> Any:
 
 
 def telling(
-    terminal: Terminal, watch: InstrumentedTrainer, evaluator: Evaluator, router: Router, resync: ResyncWeights
+    terminal: Terminal, watch: InstrumentedTrainer, evaluator: Evaluator, router: Router, follow: FollowDirectives
 ) -> Any:
     """Prints what was done and the verdicts after each step. Only here does anything wait for the evaluator."""
     from transformers import TrainerCallback  # noqa: PLC0415
 
     class Tell(TrainerCallback):
+        told = 0
+
         def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            if state.global_step in resync.steps:
-                terminal.say(f"step {state.global_step}: weights sent again, because {resync.reason}", "bold")
+            for reason in follow.loop.sent[self.told :]:
+                terminal.say(f"step {state.global_step}: weights sent again, because {reason}", "bold")
+            self.told = len(follow.loop.sent)
 
         def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
             if watch.quarantine is not None and any(watch.quarantine.reasons):

@@ -217,9 +217,7 @@ def operators(
     try:
         reports: list[CaseReport] = []
         for pair in wanted:
-            reports += compare_callables(
-                pair.train, pair.inference, pair.cases, operator=pair.operator, batch_sizes=pair.batch_sizes
-            )
+            reports += compare_callables(pair)
     except Exception as error:  # noqa: BLE001 - operators are foreign code
         where = "; ".join(getattr(error, "__notes__", ()))
         refuse(f"{comparisons}: {type(error).__name__}: {error} ({where})")

@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPair:
-    """One operator by two kernels, with its cases, as `kc-otel locate operators` reads it from a file.
+    """One operator by two kernels, with its cases, as a program or the file of `kc-otel locate operators` has it.
 
     Attributes:
         operator: Name of the operator, as a contract's clauses have it.
@@ -179,34 +179,23 @@ class CaseReport:
         }
 
 
-def compare_callables(
-    train: Callable[..., Any],
-    inference: Callable[..., Any],
-    cases: Iterable[Case],
-    recorder: Recorder | None = None,
-    *,
-    operator: str,
-    batch_sizes: Sequence[int] = (),
-) -> list[CaseReport]:
-    """Call both on every case and compare what they return.
+def compare_callables(pair: OperatorPair, recorder: Recorder | None = None) -> list[CaseReport]:
+    """Call both operators of a pair on every case and compare what they return.
 
     >>> import numpy as np
     >>> case = Case("ones", lambda: [np.ones((2, 4), np.float32)])
-    >>> (report,) = compare_callables(lambda x: x, lambda x: np.nextafter(x, np.float32(2)), [case], operator="copy")
+    >>> pair = OperatorPair("copy", lambda x: x, lambda x: np.nextafter(x, np.float32(2)), [case])
+    >>> (report,) = compare_callables(pair)
     >>> report.summary()["ulp_max"]
     1.0
 
     Each gets its own copy of the inputs, so that operators that work in place do not disturb the other. Where one
-    returns a tuple, its first array counts. torch runs without autograd.
-
-    The arguments are those of an `OperatorPair`; `recorder` records the observations too, without sampling, under the
-    cases' attributes.
+    returns a tuple, its first array counts. torch runs without autograd. A recorder records the observations too,
+    without sampling, under the cases' attributes.
 
     Raises:
-        ValueError: If the name cannot be an operator's, there is no case, outputs cannot be compared, or a batch is
-            larger than a case's.
+        ValueError: If outputs cannot be compared, or a batch is larger than a case's.
     """
-    pair = OperatorPair(operator, train, inference, list(cases), batch_sizes)
     return [_report(pair, case, recorder) for case in pair.cases]
 
 

@@ -1,14 +1,12 @@
 """Callbacks for Hugging Face's `Trainer` and everything that is derived from it.
 
 `KernelContractCallback` compares the model in training with an inference kernel on given tokens, at evaluation or every
-so many steps. `StopWhenHalted` ends training and `ResyncWeights` sends the weights again when the evaluator asks for
-it. `log_verdicts` adds the verdicts to the trainer's log. None of them ever raises into the training
-loop.
+so many steps. `FollowDirectives` sends the weights again and ends training when the evaluator asks for it.
+`log_verdicts` adds the verdicts to the trainer's log. None of them ever raises into the training loop.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations import wrap
-from kc_otel.record.guided_loop import Resync
+from kc_otel.record.guided_loop import Asked, Directives
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.scoring import Scorer, hf_scorer
@@ -31,9 +29,7 @@ else:
     except ImportError:
         TrainerCallback = object  # so that everything here can be imported and read without the library
 
-__all__ = ["KernelContractCallback", "ResyncWeights", "Sample", "StopWhenHalted", "log_verdicts"]
-
-_log: Final = logging.getLogger("kc_otel")
+__all__ = ["FollowDirectives", "KernelContractCallback", "Sample", "log_verdicts"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,103 +148,55 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
             )
 
 
-class _AskedCallback(TrainerCallback):  # type: ignore[misc]
-    """Asks the user's function for a reason to act; the first process of a distributed run decides for all of them."""
-
-    def __init__(self, asked: Callable[[], str | None], failure: str) -> None:
-        self._asked = asked
-        self._failure = failure
-        self._failed = False
-
-    def _decision(self, args: Any, state: Any) -> str | None:
-        """Return the reason to act, the same in every process; None if there is none or the function failed."""
-        reason = None
-        if state.is_world_process_zero:
-            try:
-                reason = self._asked()
-            except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
-                if not self._failed:
-                    self._failed = True
-                    _log.exception(self._failure)
-        if args.world_size > 1:
-            import torch.distributed  # noqa: PLC0415 - the core does without torch
-
-            from_first = [reason]
-            torch.distributed.broadcast_object_list(from_first, src=0)
-            reason = from_first[0]
-        return reason
-
-
-class StopWhenHalted(_AskedCallback):
-    """Ends training after the step in which the evaluator's decision table asks for a halt, and logs why.
-
-    >>> from kc_otel.client.router import Router
-    >>> with Router("http://127.0.0.1:4320") as router:
-    ...     trainer.add_callback(StopWhenHalted(lambda: router.halted("policy-7b", recorder.inference_version)))
-    ...     trainer.train()
-
-    In a distributed run the first process decides for all, so that none of them is left waiting.
-
-    Args:
-        halted: Returns the reason to stop, or None; the router ignores halts because of another kernel version than the
-            one that it is given. Called after every step, so it must not block: the router answers from memory. If it
-            raises, training goes on.
-    """
-
-    def __init__(self, halted: Callable[[], str | None]) -> None:
-        super().__init__(halted, "whether training should stop cannot be told; it goes on")
-        self.reason: str | None = None
-        """Reason why training was stopped; None if it was not."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop if there is a reason."""
-        reason = self._decision(args, state)
-        if reason is not None and self.reason is None:
-            self.reason = reason
-            _log.error("step %d: training stops: %s", state.global_step, reason)
-        if self.reason is not None:
-            control.should_training_stop = True
-
-
-class ResyncWeights(_AskedCallback):
-    """Calls `sync` before the next step while a `resync-weights` step of the contract's policy fires.
+class FollowDirectives(TrainerCallback):  # type: ignore[misc]
+    """Does in a Trainer what `Recorder.follow` does in your own loop: after each step it sends weights, or ends it all.
 
     >>> from kc_otel.client.router import Router
     >>> sync = trainer.vllm_generation.sync_weights                                      # a trl.GRPOTrainer
     >>> with Router("http://127.0.0.1:4320") as router:
-    ...     trainer.add_callback(ResyncWeights(lambda: router.resync("policy-7b"), lambda _: sync()))
+    ...     trainer.add_callback(FollowDirectives(recorder, router, lambda _: sync()))
     ...     trainer.train()
 
-    The verdict is about a window, so the step keeps firing for a while after the weights have arrived. They are sent
-    again only if it still fires `pause` training steps later, or has stopped and fires anew. In a distributed run the
-    first process decides for all and `sync` is called in each, as TRL's own synchronisation is.
+    A verdict is about a window, so a `resync-weights` step of the contract's policy keeps firing for a while after the
+    weights have arrived. They are sent again only if it still fires `pause` training steps later, or has stopped and
+    fires anew. In a distributed run the first process decides for all of them, so that none is left waiting, and
+    `send_weights` is called in each, as TRL's own synchronisation is.
 
     Args:
-        asked: Returns the reason to send the weights, or None. It must not block: the router answers from memory. If it
-            raises, training goes on.
-        sync: Called with the model. If it raises, that is logged, training goes on, and it is called again after
-            `pause` steps.
+        recorder: The one whose kernel version the directives are about.
+        directives: A `kc_otel.client.router.Router`, asked after every step: it answers from memory. If it raises,
+            training goes on.
+        send_weights: Called with the model. If it raises, that is logged, training goes on, and it is called again
+            after `pause` steps.
         pause: Steps between two calls while the same reason lasts.
 
     Raises:
         ValueError: If `pause` is not 1 or more.
     """
 
-    def __init__(self, asked: Callable[[], str | None], sync: Callable[[Any], object], *, pause: int = 20) -> None:
-        super().__init__(asked, "whether weights should be sent again cannot be told; training goes on")
-        self._resync = Resync(sync, pause)
-        self.reason: str | None = None
-        """Reason why the weights were sent last; None if they were not."""
-        self.steps: list[int] = []
-        """Optimizer steps after which they were sent."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        directives: Directives,
+        send_weights: Callable[[Any], object] | None = None,
+        *,
+        pause: int = 20,
+    ) -> None:
+        self.loop: Final = recorder.follow(directives, send_weights=send_weights, pause=pause)
+        """What was done: reasons for which weights were `sent`, and the `reason` why training was stopped."""
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
-        """Send the weights if there is a reason."""
-        reason = self._decision(args, state)
-        said = None if reason is None else f"{reason} (step {state.global_step})"
-        if self._resync.step(said, kwargs.get("model")):
-            self.reason = reason
-            self.steps.append(state.global_step)
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
+        """Do what is asked for."""
+        if not self.loop.go_on(kwargs.get("model"), agree=_of_first_process if args.world_size > 1 else None):
+            control.should_training_stop = True
+
+
+def _of_first_process(asked: Asked) -> Asked:
+    import torch.distributed  # noqa: PLC0415 - the core does without torch
+
+    from_first = [asked]
+    torch.distributed.broadcast_object_list(from_first, src=0)
+    return from_first[0]
 
 
 def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder
 
 _log: Final = logging.getLogger("kc_otel")
+Asked = tuple[str | None, str | None]
+"""Reasons to send weights again and to stop; None for none."""
 _Floats = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
 
@@ -225,65 +227,59 @@ class Directives(Protocol):
         """Return the reason to stop training; None if there is none."""
 
 
-class Resync:
-    """Sends weights where a verdict asks for it: at once, and after `pause` steps at the earliest while it lasts.
-
-    The verdict is about a window, and fires for a while after the weights have arrived. ValueError for no pause.
-    """
-
-    def __init__(self, send: Callable[..., object] | None, pause: int) -> None:
-        if pause < 1:
-            raise ValueError(f"pause: {pause!r} is not 1 or more")
-        self._send = send
-        self._pause = pause
-        self._waiting = 0
-        self._deaf = False
-
-    def step(self, reason: str | None, *args: Any) -> bool:
-        """Return True if weights were sent in this step. A failure is logged, and sending tried again after a pause."""
-        self._waiting = 0 if reason is None else self._waiting - 1
-        if reason is None or self._waiting >= 0:
-            return False
-        if self._send is None:
-            if not self._deaf:
-                _log.warning("weights should be sent again, and follow was given no send_weights: %s", reason)
-            self._deaf = True
-            return False
-        self._waiting = self._pause - 1
-        try:
-            self._send(*args)
-        except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
-            _log.exception("weights were to be sent again and were not: %s", reason)
-            return False
-        _log.warning("weights sent again: %s", reason)
-        return True
-
-
 class GuidedLoop:
     """A training loop that does what the contract's policy asks for; `Recorder.follow` makes it, with its arguments."""
 
     def __init__(
-        self, recorder: Recorder, directives: Directives, send_weights: Callable[[], object] | None, pause: int
+        self, recorder: Recorder, directives: Directives, send_weights: Callable[..., object] | None, pause: int
     ) -> None:
+        if pause < 1:
+            raise ValueError(f"pause: {pause!r} is not 1 or more")
         self._recorder = recorder
         self._directives = directives
-        self._resync = Resync(send_weights, pause)
+        self._send_weights = send_weights
+        self._pause = pause
+        self._waiting = 0
+        self._failed = False
         self.reason: str | None = None
         """Reason to end the loop; None while there is none."""
-        self.sent = 0
-        """Times that the weights were sent again."""
+        self.sent: list[str] = []
+        """Reason of each time that the weights were sent again."""
 
-    def go_on(self) -> bool:
+    def go_on(self, *model: Any, agree: Callable[[Asked], Asked] | None = None) -> bool:
         """Call it before each step: sends weights where that is asked for, and is False from a `halt` on.
 
-        Never raises: a `send_weights` that fails is logged, and tried again after `pause` steps.
+        `send_weights` gets the arguments. Never raises: where it fails that is logged, and tried again after `pause`
+        steps. In a distributed run `agree` makes the first process's answer that of all.
         """
-        of = self._recorder.contract.name, self._recorder.inference_version
-        self.sent += self._resync.step(self._directives.resync(*of))
-        if self.reason is None and (reason := self._directives.halted(*of)) is not None:
-            self.reason = reason
-            _log.error("training stops: %s", reason)
+        asked = self._asked()
+        resync, halt = asked if agree is None else agree(asked)
+        self._waiting = 0 if resync is None else self._waiting - 1
+        if resync is not None and self._send_weights is not None and self._waiting < 0:
+            self._waiting = self._pause - 1
+            try:
+                self._send_weights(*model)
+            except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
+                _log.exception("weights were to be sent again and were not: %s", resync)
+            else:
+                _log.warning("weights sent again: %s", resync)
+                self.sent.append(resync)
+        if self.reason is None and halt is not None:
+            self.reason = halt
+            _log.error("training stops: %s", halt)
         return self.reason is None
+
+    def _asked(self) -> Asked:
+        """Reasons to send weights, which a loop that cannot is not asked for, and to end the loop."""
+        of = self._recorder.contract.name, self._recorder.inference_version
+        try:
+            resync = None if self._send_weights is None else self._directives.resync(*of)
+            return resync, self._directives.halted(*of)
+        except Exception:  # noqa: BLE001 - whatever directives of somebody else do
+            if not self._failed:
+                self._failed = True
+                _log.exception("what the contract's policy asks for cannot be told; training goes on")
+            return None, None
 
     def compare(
         self,

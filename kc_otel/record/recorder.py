@@ -35,7 +35,7 @@ from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import is_tensor
 from kc_otel.record.measurer import Measurer
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.slice_table import Attributes, SliceTable
+from kc_otel.record.slice_table import Attributes
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.recorder_points import RecorderStats
 from kc_otel.record.weight_versions import as_version, split
@@ -115,7 +115,6 @@ class Recorder(PerProcess):
                 raise ValueError(f"{name}: {value!r} leaves no room for anything; leave it out for the default")
         self.log: Final = log
         kernels = self.contract.kernels
-        self._slices = SliceTable.of(self.contract)
         self._known: set[Kernel] = set()
         self._pair = self._met(
             KernelPair(train or Kernel.declared(kernels.train), inference or Kernel.declared(kernels.inference))
@@ -443,7 +442,7 @@ class Recorder(PerProcess):
         kernel that sampled them, the current one if None.
         """
         if measurer := self._running():
-            table, on = self._slices, None
+            table, on = measurer.table, None
             if attributes is not None and (LENGTH in attributes or LENGTH not in table.asked):
                 on = table.counted(table.of_batch(attributes, range(sequences), sequences))
             pair = KernelPair(self._pair.train, inference or self._pair.inference)
@@ -473,7 +472,7 @@ class Recorder(PerProcess):
                 self._measurer.rollout(self._pair)
 
     def follow(
-        self, directives: Directives, *, send_weights: Callable[[], object] | None = None, pause: int = 20
+        self, directives: Directives, *, send_weights: Callable[..., object] | None = None, pause: int = 20
     ) -> GuidedLoop:
         """Carry out the evaluator's directives about the kernel version in use in a loop of your own.
 
@@ -482,7 +481,7 @@ class Recorder(PerProcess):
 
         Args:
             directives: A `kc_otel.client.router.Router`.
-            send_weights: Gives the inference kernel the trainer's weights.
+            send_weights: Gives the inference kernel the trainer's weights. Without it nobody is asked whether to.
             pause: Steps between two calls of `send_weights` while the same reason lasts.
 
         Raises:

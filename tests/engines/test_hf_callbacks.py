@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from examples.tiny_model import prompts
 from kc_otel import Recorder, TrainingLog
-from kc_otel.integrations.transformers import KernelContractCallback, Sample, StopWhenHalted, log_verdicts
+from kc_otel.integrations.transformers import FollowDirectives, KernelContractCallback, Sample, log_verdicts
 from kc_otel.recordings.scoring import hf_scorer
 from tests.engines._vllm import SLICES
 from tests.tools.contracts import contract_of
@@ -91,14 +92,15 @@ class Copy:
         return self.score(*args)
 
 
-def test_the_docstrings_examples_run(trainer, samples, tmp_path, monkeypatch):
+def test_the_docstrings_examples_run(trainer, judged, samples, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     (tmp_path / "contract.yaml").write_text(CONTRACT.model_dump_json(by_alias=True))
     running = trainer(max_steps=2)
     running.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
     score = hf_scorer(copy.deepcopy(running.model).bfloat16())
-    run_examples("kc_otel.integrations.transformers", trainer=running, score=score, samples=samples)
+    given = {"trainer": running, "score": score, "samples": samples, "recorder": judged[0]}
+    run_examples("kc_otel.integrations.transformers", **given)
 
 
 def test_an_inference_copy_passes_until_its_weights_are_no_longer_synchronised(trainer, judged, samples):
@@ -219,22 +221,35 @@ def test_a_sharded_model_is_named_as_such(judged, samples):
     assert recorder.stats().dropped == {"sharded-model": 1}
 
 
-def test_a_halt_stops_training_after_the_step(trainer):
-    asked = []
-    stop = StopWhenHalted(lambda: asked.append(1) or ("token-tv on all fails" if len(asked) == 2 else None))
-    running = trainer(stop)
+def directives(halted):
+    """What is asked for after each step, of nothing but halts and weights, by the number of the step."""
+    steps = iter(range(1, 100))
+    return SimpleNamespace(
+        sampling=lambda *_: 1.0,
+        resync=lambda *_: "stale",
+        halted=lambda *_: "token-tv on all fails" if next(steps) == halted else None,
+    )
+
+
+def test_a_halt_stops_training_after_the_step(trainer, judged):
+    sent = []
+    follow = FollowDirectives(judged[0], directives(2), sent.append, pause=2)
+    running = trainer(follow)
     running.train()
     assert running.state.global_step == 2
-    assert stop.reason == "token-tv on all fails"
+    assert follow.loop.reason == "token-tv on all fails"
+    assert (sent, follow.loop.sent) == ([running.model], ["stale"])
 
 
 def _process(rank, store, results):
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    stop = StopWhenHalted(lambda: "why")
+    os.environ["OTEL_METRICS_EXPORTER"] = "none"
+    sent = []
+    asked = directives(1 if rank == 0 else 99)
+    follow = FollowDirectives(Recorder(CONTRACT), asked, sent.append if rank == 0 else None)
     control = SimpleNamespace(should_training_stop=False)
-    state = SimpleNamespace(global_step=7, is_world_process_zero=rank == 0)
-    stop.on_step_end(SimpleNamespace(world_size=2), state, control)
-    results.put((rank, stop.reason, control.should_training_stop))
+    follow.on_step_end(SimpleNamespace(world_size=2), SimpleNamespace(global_step=7), control)
+    results.put((rank, follow.loop.reason, control.should_training_stop))
     torch.distributed.destroy_process_group()
 
 
@@ -247,4 +262,4 @@ def test_the_first_process_halts_all(tmp_path):
     for process in processes:
         process.join(300)
         assert process.exitcode == 0
-    assert sorted(results.get() for _ in processes) == [(0, "why", True), (1, "why", True)]
+    assert sorted(results.get() for _ in processes) == [(rank, "token-tv on all fails", True) for rank in (0, 1)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from kc_otel.integrations.trl import ResyncWeights
+from kc_otel.integrations.trl import FollowDirectives
 from tests.engines.test_trl_grpo import after_step, checkpoint, engine, llm, recording, train, trainer  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ def test_weights_that_stopped_arriving_are_sent_again(trainer, engine, recording
     recorder, judge = recording()
     running = trainer(max_steps=8)
     engine.skip_from = 4
-    totals = {0: (0.0, 0)}
+    totals, sent = {0: (0.0, 0)}, []
 
     def look(step):
         assert recorder.force_flush()
@@ -51,26 +52,28 @@ def test_weights_that_stopped_arriving_are_sent_again(trainer, engine, recording
         ]
         totals[step] = (sum(point.sum for point in points), sum(point.count for point in points))
 
-    def stale():
+    def stale(*_):
         verdict = judge.verdicts()["lag", "all"]
         return verdict.reason if verdict.status.value == "FAIL" else None
 
     def repair(model):
         assert model is not None
+        sent.append(running.state.global_step)
         engine.skip_from = float("inf")
         engine.sync(running)
 
-    resync = ResyncWeights(stale, repair)
+    asked = SimpleNamespace(sampling=lambda *_: 1.0, resync=stale, halted=lambda *_: None)
+    follow = FollowDirectives(recorder, asked, repair)
     running.add_callback(after_step(look))
-    running.add_callback(resync)
+    running.add_callback(follow)
     train(running, recorder, weights=lambda: engine.step)
 
     def mean(last):  # |l| of the two steps that one rollout is trained on in
         (total, count), (before, counted) = totals[last], totals[last - 2]
         return (total - before) / (count - counted)
 
-    assert resync.steps == [5]
-    assert "limit" in resync.reason
+    assert sent == [5]
+    assert ["limit" in reason for reason in follow.loop.sent] == [True]
     assert mean(6) > 3 * mean(4)
     assert mean(8) < 2 * mean(4)
     assert recorder.stats().dropped == {}

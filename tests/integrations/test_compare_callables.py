@@ -32,12 +32,14 @@ def attention_of_definition(query, key, value):
     return scores.softmax(-1) @ value
 
 
+def compared(train, inference, cases, recorder=None, *, operator="a", batch_sizes=()):
+    return compare_callables(OperatorPair(operator, train, inference, cases, batch_sizes), recorder)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_attention_is_within_rounding_of_its_definition(dtype):
     cases = cases_over(lambda *case: normal(*case) * 3, [(2, 4, 32, 16), (1, 2, 8, 64)], [dtype], seeds=(0, 1))
-    reports = compare_callables(
-        attention_of_definition, functional.scaled_dot_product_attention, cases, operator="attention"
-    )
+    reports = compared(attention_of_definition, functional.scaled_dot_product_attention, cases, operator="attention")
     assert [report.case for report in reports] == [case.name for case in cases]
     for report in reports:
         found = report.summary()
@@ -51,8 +53,8 @@ def test_attention_is_within_rounding_of_its_definition(dtype):
 def test_modules_are_callables():
     torch.manual_seed(0)
     cases = cases_over(normal, [(6, 32)], [torch.float32])
-    (apart,) = compare_callables(nn.LayerNorm(32), nn.RMSNorm(32), cases, operator="norm")
-    (equal,) = compare_callables(nn.LayerNorm(32), nn.LayerNorm(32), cases, operator="norm", batch_sizes=(2, 6))
+    (apart,) = compared(nn.LayerNorm(32), nn.RMSNorm(32), cases, operator="norm")
+    (equal,) = compared(nn.LayerNorm(32), nn.LayerNorm(32), cases, operator="norm", batch_sizes=(2, 6))
     assert apart.summary()["relative_p50"] > 1e-3
     assert equal.summary()["relative_max"] == 0.0
     assert set(equal.batches) == {2, 6}
@@ -62,7 +64,7 @@ def test_modules_are_callables():
 def test_custom_operators_of_torch_library_are_callables():
     case = Case("ones", lambda: [torch.ones(3, 4), 1.25], batched=(0,))
     right = torch.ops.kc_otel_tests.scale
-    (report,) = compare_callables(
+    (report,) = compared(
         right, lambda given, by: right(given, by * 1.5), [case], operator="kc_otel_tests::scale", batch_sizes=(3,)
     )
     assert report.summary()["relative_max"] == pytest.approx(0.5)
@@ -78,7 +80,7 @@ def test_a_report_is_what_compare_outputs_says(batch, features, dtype, seed):
     def other(given):
         return given * given.dtype.type(1.01)
 
-    (report,) = compare_callables(
+    (report,) = compared(
         lambda given: given, other, cases_over(make, [(batch, features)], [dtype], seeds=(seed,)), operator="copy"
     )
     (given,) = make((batch, features), dtype, seed)
@@ -92,7 +94,7 @@ def test_a_report_is_what_compare_outputs_says(batch, features, dtype, seed):
 
 def test_each_operator_gets_a_copy_of_the_inputs():
     cases = cases_over(normal, [(4, 8)], [torch.float32])
-    (report,) = compare_callables(lambda given: given.add_(1), lambda given: given + 1, cases, operator="a")
+    (report,) = compared(lambda given: given.add_(1), lambda given: given + 1, cases)
     assert report.summary()["max_abs"] == 0.0
 
 
@@ -102,7 +104,7 @@ def test_dependence_on_the_batch_is_by_size(make):
         return given * (1 + 1e-3 * (len(given) - 1))
 
     cases = cases_over(make, [(8, 16)], [torch.float32])
-    (report,) = compare_callables(sensitive, sensitive, cases, operator="a", batch_sizes=(1, 2, 8))
+    (report,) = compared(sensitive, sensitive, cases, batch_sizes=(1, 2, 8))
     largest = {size: drift.relative.max() for size, drift in report.batches.items()}
     assert largest == pytest.approx({1: 0.0, 2: 1e-3, 8: 7e-3}, rel=1e-3)
     assert report.summary()["batch_dependence_max"] == pytest.approx(7e-3, rel=1e-3)
@@ -115,7 +117,7 @@ def test_weights_belong_to_every_member_of_the_batch():
 
     def linear(size, **options):
         case = Case("x", lambda: inputs, **options)
-        (report,) = compare_callables(functional.linear, functional.linear, [case], operator="a", batch_sizes=(size,))
+        (report,) = compared(functional.linear, functional.linear, [case], batch_sizes=(size,))
         return report
 
     assert linear(4, batched=(0,)).batches[4].relative.max() < 1e-5
@@ -127,16 +129,14 @@ def test_weights_belong_to_every_member_of_the_batch():
 
 def test_masked_rows_do_not_count():
     case = Case("x", lambda: normal((2, 3, 4), torch.float32, 0), mask=lambda: torch.tensor([[1, 1, 0], [0, 0, 0]]))
-    (report,) = compare_callables(lambda x: x, lambda x: x, [case], operator="a")
+    (report,) = compared(lambda x: x, lambda x: x, [case])
     assert report.summary()["rows"] == 2
 
 
 def test_everything_is_recorded_under_the_cases_attributes(recorders, memory):
     recorder = recorders(sampling=0.001)
     cases = cases_over(normal, [(4, 8)], [torch.float32], attributes={"task": "code"})
-    (report,) = compare_callables(
-        lambda x: x, lambda x: x.bfloat16(), cases, recorder, operator="round", batch_sizes=(4,)
-    )
+    (report,) = compared(lambda x: x, lambda x: x.bfloat16(), cases, recorder, operator="round", batch_sizes=(4,))
     assert recorder.force_flush()
     for slice in ("all", "code"):
         (point,) = memory.points("kc.drift.operator_relative", kc_slice=slice, kc_operator="round")
@@ -151,10 +151,10 @@ def test_errors_say_which_case():
         raise RuntimeError("no such kernel")
 
     with pytest.raises(RuntimeError, match="no such kernel") as caught:
-        compare_callables(broken, broken, cases_over(normal, [(2, 2)], [torch.float32]), operator="a")
+        compared(broken, broken, cases_over(normal, [(2, 2)], [torch.float32]))
     assert caught.value.__notes__ == ["while comparing a on case '2x2 float32 seed 0'"]
     with pytest.raises(ValueError, match="returned str, not an array"):
-        compare_callables(str, str, cases_over(normal, [(2, 2)], [torch.float32]), operator="a")
+        compared(str, str, cases_over(normal, [(2, 2)], [torch.float32]))
     with pytest.raises(ValueError, match="'a b' cannot name an operator"):
         OperatorPair("a b", str, str, [Case("x", list)])
     with pytest.raises(ValueError, match="cases: there is none for a"):

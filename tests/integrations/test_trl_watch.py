@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from importlib import metadata
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from kc_otel import TrainingLog
-from kc_otel.integrations.trl import ResyncWeights, instrument
+from kc_otel.integrations.trl import instrument
 from tests.integrations.test_vllm_parts import config
 
 GENERATIONS = 4
@@ -433,38 +432,3 @@ def test_a_contract_that_cannot_judge_a_sequence_is_refused(in_quarantine):
     lag = {"id": "lag", "metric": "weights_lag", "limit": 0}
     with pytest.raises(ValueError, match="no clause that a single sequence can be judged by"):
         in_quarantine(lambda: ["all"], clauses=[lag])
-
-
-def steps(callback, count, **state):
-    for step in range(count):
-        now = SimpleNamespace(global_step=step, is_world_process_zero=True, **state)
-        callback.on_step_begin(SimpleNamespace(world_size=1), now, None, model="model")
-
-
-def test_weights_are_sent_once_for_a_reason_and_again_when_it_lasts(caplog):
-    """Not at every step of the window that still fails; at once when the clause breaks anew."""
-    reasons = [None, "stale", "stale", "stale", "stale", None, "stale again", None]
-    asked, sent = iter(reasons), []
-    callback = ResyncWeights(lambda: next(asked), sent.append, pause=3)
-    with caplog.at_level(logging.WARNING):
-        steps(callback, len(reasons))
-    assert callback.steps == [1, 4, 6]
-    assert sent == ["model"] * 3
-    assert callback.reason == "stale again"
-    assert "weights sent again: stale (step 1)" in caplog.text
-
-
-def test_a_synchronisation_that_fails_is_logged_and_tried_again(caplog):
-    """Training goes on, and so it does when nobody can say whether to send."""
-
-    def broken(*_):
-        raise RuntimeError("no route to the engine")
-
-    callback = ResyncWeights(lambda: "stale", broken, pause=2)
-    steps(callback, 4)
-    assert (callback.reason, callback.steps) == (None, [])
-    assert caplog.text.count("weights were to be sent again and were not") == 2
-    steps(ResyncWeights(broken, broken), 3)
-    assert caplog.text.count("cannot be told; training goes on") == 1
-    with pytest.raises(ValueError, match="pause: 0 is not 1 or more"):
-        ResyncWeights(broken, broken, pause=0)

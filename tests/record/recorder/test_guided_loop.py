@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -273,14 +274,22 @@ def test_weights_are_sent_when_asked_and_not_at_every_step(recorder, asked):
             asked()
         assert loop.go_on()
     assert calls == [1, 4, 7, 9]
-    assert loop.sent == 3
+    assert loop.sent == ["resync-weights because"] * 3
 
 
-def test_a_loop_that_cannot_send_weights_says_so_once(recorder, asked, caplog):
-    loop = recorder.follow(asked(DirectiveKind.RESYNC_WEIGHTS))
+def test_a_loop_that_cannot_send_weights_does_not_ask_whether_to(recorder, asked):
+    """The evaluator's page can then say that nobody listens."""
+    router = asked(DirectiveKind.RESYNC_WEIGHTS)
+    assert recorder.follow(router).go_on()
+    obeyed = [said for name, said in router._report() if name == "obeys"]
+    assert obeyed == [f"{recorder.contract.name}/halt"]
+
+
+def test_directives_that_raise_cost_a_line(recorder, caplog):
+    loop = recorder.follow(SimpleNamespace(sampling=lambda *_: 1.0), send_weights=print)
     assert loop.go_on()
     assert loop.go_on()
-    assert caplog.text.count("follow was given no send_weights: resync-weights because") == 1
+    assert caplog.text.count("cannot be told; training goes on") == 1
 
 
 def test_a_halt_ends_the_loop_for_good(recorder, asked):

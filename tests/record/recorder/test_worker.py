@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -232,19 +231,6 @@ def test_a_thread_that_cannot_be_started_is_a_drop(workers, monkeypatch):
     assert not worker.put(lambda: "x", 1)
     assert counts.values() == {"failed": 1}
     assert worker.close(0.0)
-
-
-def test_counts_of_a_reason_begin_again_when_it_is_cleared(caplog):
-    """An outage that ended is news when it comes back, and only then."""
-    counts = ReasonCounts("test: %s failed")
-    with caplog.at_level(logging.WARNING, "kc_otel"):
-        for _ in range(3):
-            counts.add("export", "refused")
-        counts.clear("export")
-        counts.add("export", "refused")
-        counts.add("export", "nothing at all", 0)
-    assert counts.values() == {"export": 1}
-    assert len(caplog.records) == 2
 
 
 def test_a_thread_that_measures_on_a_gpu_leaves_captures_alone(monkeypatch):

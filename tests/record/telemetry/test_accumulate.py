@@ -245,18 +245,6 @@ def test_a_nan_in_logits_makes_its_sequence_invalid() -> None:
         assert accumulator.add_logits(**given_arrays).invalid == {"shape_mismatch": 4}
 
 
-def test_other_values_are_recorded_as_they_are() -> None:
-    """A lag recorded once per batch is in the slices that were named."""
-    accumulator = Accumulator(SLICES)
-    accumulator.add_values({"weights_lag": np.array([0.0])}, np.array([[True, True, False, False]]))
-    accumulator.add_values({"weights_lag": np.array([3.0])})
-    snapshot = accumulator.snapshot()
-    lag = snapshot["weights_lag", "all"]
-    assert (lag.count, lag.sum, lag.zero_count, lag.minimum, lag.maximum) == (2, 3.0, 1, 0.0, 3.0)
-    assert snapshot["weights_lag", "code"].count == 1
-    assert ("weights_lag", "prose") not in snapshot
-
-
 SHARES = np.array([16, 8, 4, 2, 1, 1])
 """Of the tokens that are kept, in 32nds: every one is sampled exactly as often as it is probable."""
 SAMPLED = np.random.default_rng(0).permutation(np.repeat(np.arange(SHARES.size), SHARES))

@@ -268,12 +268,6 @@ def test_what_the_program_knows_of_itself_comes_after_what_people_say(monkeypatc
     assert environment.process_resource(own=own).attributes.items() >= expected.items()
 
 
-def test_every_writer_has_an_instance_id_of_its_own(monkeypatch):
-    assert environment.process_resource().attributes["service.instance.id"]
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=r7")
-    assert environment.process_resource({"r7"}).attributes["service.instance.id"] != "r7"
-
-
 @pytest.mark.parametrize(("text", "names"), [("", ("otlp",)), ("none", ()), ("console", ("console",)),
                                              ("otlp, console", ("otlp", "console"))])  # fmt: skip
 def test_exporter_names(monkeypatch, text, names):
