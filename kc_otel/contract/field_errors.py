@@ -20,13 +20,10 @@ _MAX_QUOTED_CHARACTERS: Final = 60
 _WRONG_TYPE: Final = {
     "string_type": "is not text; put it in quotes",
     "int_type": "is not a whole number; write one such as 100",
-    "int_from_float": "is not a whole number; write one such as 100",
     "float_type": "is not a number; write one such as 0.5",
     "tuple_type": "is not a list; write [...]",
-    "list_type": "is not a list; write [...]",
     "dict_type": "is not a mapping; write keys and values below it",
     "model_type": "is not a mapping; write keys and values below it",
-    "model_attributes_type": "is not a mapping; write keys and values below it",
 }
 _COMPARISON_WORDS: Final = {
     "greater_than": ("gt", "above"),

@@ -12,6 +12,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_texts import alert_steps
 from kc_otel.generate.grafana.alerting import alert_rule, alerting_file, evaluator_alerting_file
 from kc_otel.generate.prometheus.alerting_rules import alert_rule as prometheus_rule
+from tests.generate.test_dashboards import panels
 
 GRAFANA = '{{ reReplaceAll "/*$" "" externalURL }}'
 
@@ -103,12 +104,7 @@ def test_the_data_source_can_be_another(policy):
 
 
 def test_each_rule_leads_to_its_panel_and_slice(boards, policy, rules):
-    titles = {
-        (board["uid"], inner["id"]): inner["title"]
-        for board in boards.values()
-        for panel in board["panels"]
-        for inner in (panel, *panel.get("panels", []))
-    }
+    titles = {(board["uid"], panel["id"]): panel["title"] for board in boards.values() for panel in panels(board)}
     for alert, rule in zip(alert_steps(policy), rules, strict=True):
         title = titles[rule["dashboardUid"], rule["panelId"]]
         assert title.startswith("Invalid sequences" if alert.clause is None else "What does not hold")

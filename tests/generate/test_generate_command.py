@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.generate.test_dashboards import NAMES
 from tests.tools.commands import commands
 
 pytestmark = pytest.mark.slow
-
-BOARDS = ("overview", "slice", "rl", "promotion", "health")
 
 
 def run(*words: object) -> tuple[int, str]:
@@ -22,7 +21,7 @@ def run(*words: object) -> tuple[int, str]:
         (
             "grafana",
             {
-                *(f"grafana/dashboards/{name}.json" for name in BOARDS),
+                *(f"grafana/dashboards/{name}.json" for name in NAMES),
                 "grafana/alerting/_evaluator.yaml",
                 "grafana/alerting/policy-7b.yaml",
             },

@@ -14,12 +14,12 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataP
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, RECORDED
 from kc_otel.contract.registry.own_metrics import METRICS, Instrument, label, prometheus_name
 from kc_otel.generate.grafana import queries
+from tests.generate.test_dashboards import NAMES, panels
 from tests.tools.remote_write import HEADERS, Series, body
 from tests.tools.servers import free_address, running
 
 pytestmark = pytest.mark.slow
 
-BOARDS = ("overview", "slice", "rl", "promotion", "health")
 END, STEP, LASTING = 1_760_000_000, 10, 280
 """The last sample, seconds between two, and for how long there are some: less than the five minutes of a mark."""
 KNOWN = {
@@ -104,9 +104,8 @@ def ask(program: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
 
 def targets(board: dict) -> Iterator[tuple[dict, str]]:
     """Panels, and the queries of each that Prometheus answers."""
-    for outer in board["panels"]:
-        for panel in (outer, *outer.get("panels", [])):
-            yield from ((panel, target["expr"]) for target in panel.get("targets", []) if "expr" in target)
+    for panel in panels(board):
+        yield from ((panel, target["expr"]) for target in panel.get("targets", []) if "expr" in target)
 
 
 PICKED = {"clause": "tv_token-mean"}
@@ -118,14 +117,14 @@ EMPTY = {
 """Every cell was broken, no slice is beyond the cap, and nothing has been PASS since some time."""
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_query_finds_what_is_there(ask, boards, name):
     empty = [panel["title"] for panel, text in targets(boards[name]) if not ask(text, **PICKED)]
     assert empty == EMPTY.get(name, [])
     assert all(ask(mark["expr"]) for mark in boards[name]["annotations"]["list"])
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_variable_has_something_to_pick(ask, boards, name):
     variables = [variable for variable in boards[name]["templating"]["list"] if variable["type"] == "query"]
     assert variables
@@ -134,7 +133,7 @@ def test_every_variable_has_something_to_pick(ask, boards, name):
         assert ask(found["result"] or f"group by ({found['label']}) ({found['of']})", **PICKED), text
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("variable", ["contract", "slice", "kernel_train", "kernel_inference"])
 def test_what_is_not_picked_is_not_shown(ask, boards, name, variable):
     """Counts are zero where there is none."""

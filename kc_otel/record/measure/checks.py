@@ -42,6 +42,7 @@ from kc_otel.record.measure.sampled import TOLERANCE, saturated
 
 _LOWEST_LOGPROB: Final = -100.0
 """log-probability below which nobody has sampled a token: a mask's or a sentinel's number, as -inf."""
+_LARGEST_DENSITY: Final = float(np.finfo(np.float32).max)  # largest |log-density| that is finite
 _PROCESSING: Final = (InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING)
 _PAIRING: Final = (InvalidReason.NOT_SAME_TOKENS, InvalidReason.ONE_VALUE, InvalidReason.NOT_LOGPROBS)
 _FILLER: Final = 1.0  # number that some trainers write in place of a log-probability that they do not have
@@ -156,11 +157,11 @@ def check_block(block: Block, *, sample: bool = True, density: bool = False) -> 
     """Check a block's rows, from their log-probabilities.
 
     Unless it is a `sample`, nothing is looked for that a program does to all rows. With `density` they are
-    log-densities, which may be any finite number, whatever else they look like; one of the training kernel may be -inf.
+    log-densities, which may be any number of float32, whatever else they look like; of the training kernel -inf, too.
     """
     found = CheckedRows(np.zeros(block.rows.size, dtype=np.int8), {})
     if density:
-        found.note(_single_densities(block))
+        found.note(_single_numbers(block, -_LARGEST_DENSITY, _LARGEST_DENSITY))
         return found
     with np.errstate(invalid="ignore", over="ignore"):
         wrong = altered.no_logprobs(block) or altered.never_sure(block) if sample else []
@@ -250,18 +251,18 @@ _CHECKS: Final = (
 """Checks in the order in which a row gets its reason; each of them knows what those before it have found."""
 
 
-def _single_numbers(block: Block) -> Found:
-    """Rows in which a number cannot be a log-probability, with how many tokens are wrong and which is the first."""
+def _single_numbers(block: Block, low: float = _LOWEST_LOGPROB, high: float = TOLERANCE) -> Found:
+    """Rows with a NaN, a number above `high`, or one below `low` on the side that sampled: how many, and the first."""
     most, sides = np.maximum(*block.highest), (block.train, block.inference)
     with np.errstate(invalid="ignore"):
-        nan, above, never = np.isnan(most), most > TOLERANCE, block.lowest[1] < _LOWEST_LOGPROB
+        nan, above, never = np.isnan(most), most > high, block.lowest[1] < low
         if not (nan | above | never).any():
             return []
         filler = InvalidReason.PLACEHOLDER if (most[above] == _FILLER).all() else InvalidReason.POSITIVE_LOGPROB
-        sampled = (np.zeros(block.inference.size, dtype=np.bool_), block.inference < _LOWEST_LOGPROB)
+        sampled = (np.zeros(block.inference.size, dtype=np.bool_), block.inference < low)
         looks = (
             (InvalidReason.NAN_LOGPROB, nan, [np.isnan(side) for side in sides]),
-            (filler, above, [side > TOLERANCE for side in sides]),
+            (filler, above, [side > high for side in sides]),
             (InvalidReason.IMPOSSIBLE_TOKEN, never & ~nan & ~above, sampled),
         )
     found = []
@@ -280,16 +281,6 @@ def _single_numbers(block: Block) -> Found:
         said += f"sequence {int(block.rows[row])}, which is {side[first]:.4g}"
         found.append(RowFault(reason, np.flatnonzero(rows), said))
     return found
-
-
-def _single_densities(block: Block) -> Found:
-    """Rows in which a number cannot be the log-density of something sampled."""
-    most, never = np.maximum(*block.highest), block.lowest[1] == -np.inf
-    return [
-        RowFault(InvalidReason.NAN_LOGPROB, np.flatnonzero(np.isnan(most))),
-        RowFault(InvalidReason.POSITIVE_LOGPROB, np.flatnonzero(most == np.inf)),
-        RowFault(InvalidReason.IMPOSSIBLE_TOKEN, np.flatnonzero(never)),
-    ]
 
 
 def penalised(

@@ -14,7 +14,7 @@ is the other column's rounding it is a remark (`rounded_column`): kernels that a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Final
 
@@ -92,10 +92,6 @@ def _to_bfloat16(values: Floats) -> NDArray[np.float32]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-def _to_decimals(values: Floats, digits: int) -> Floats:
-    return np.round(values, digits)
-
-
 _HALF: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {"bfloat16": _to_bfloat16, "float16": lambda values: values.astype(np.float16).astype(np.float32)}
 )
@@ -104,7 +100,7 @@ _SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}  # bits of significand, the
 _ROUNDED: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {
         **{f"to {name}": rounded for name, rounded in _HALF.items()},
-        **{f"to {digits} decimals": partial(_to_decimals, digits=digits) for digits in (2, 3, 4)},
+        **{f"to {digits} decimals": methodcaller("round", digits) for digits in (2, 3, 4)},
     }
 )
 

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from kc_otel.record.measure.rounding import coarse_side
-
-
-def bfloat16(values):
-    """Rounded to bfloat16, to nearest and to even, as float32."""
-    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+from tests.tools.planted_faults import bfloat16
 
 
 def float16(values):
