@@ -35,6 +35,16 @@ def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fle
     assert not any("is resolved" in event.message for event in fleet.core.events.newest(limit=50))
 
 
+def test_a_breach_whose_recorder_died_or_was_started_again_is_not_told_as_refuted_while_its_alert_fires(make_fleet):
+    fleet = make_fleet("do: [{webhook: pager}]", text=TEXT.replace("clear_for: 1s", "clear_for: 10m"))
+    fleet.breach()
+    for alive in ({"healthy": 0.001}, {"healthy": 0.001, "third": 0.001}):
+        fleet.run(120, **alive)
+        ((verdict, _),) = fleet.core.history.cells()
+        (incident,) = fleet.core.incidents()
+        assert (verdict.status, incident.state_text) == (Status.PASS, "Was broken; nothing has refuted it since")
+
+
 @pytest.mark.parametrize(
     ("happens", "seconds", "said"),
     [

@@ -60,7 +60,7 @@ class BrokenCell:
     held: bool = False
     """Whether only its alert says that it is broken: the last verdict does not."""
     doubted: bool = False
-    """Whether the last verdict does not refute it either."""
+    """Whether the last verdict does not refute it either, or not for every recorder and limit that was broken."""
     refuted: bool = False
     """Whether a verdict has refuted it since it ended."""
     loosened_to: float | None = None

@@ -250,7 +250,8 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
     quantities = tick.contract.quantity_digests
     quantity = quantities.get(place, "")
     if broken is not None:
-        row = _broken_row(before, place, *broken, quantity)
+        unheard = tick.traffic.unheard(Cell(tick.contract.name, *place, *key[1:]))
+        row = _broken_row(before, place, *broken, quantity, unheard=unheard)
     else:
         assert before is not None
         row = before if before.until is not None else replace(before, until=tick.now)
@@ -265,10 +266,13 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
 
 
 def _broken_row(
-    before: BrokenCell | None, place: Place, verdict: Verdict, since: float, alert: Alert | None, quantity: str
-) -> BrokenCell:
+    before: BrokenCell | None, place: Place, verdict: Verdict, since: float, alert: Alert | None, quantity: str,
+    *, unheard: bool,
+) -> BrokenCell:  # fmt: skip
     held = alert is not None and (alert.counting or alert.on == "fail" or FAULTS[alert.on].status is not verdict.status)
-    doubted = alert is not None and verdict.status is not Status.PASS and not verdict.ended
+    by_change = before is not None and before.passes_by_change(verdict)
+    refutes = (verdict.status is Status.PASS or verdict.ended) and not (unheard or by_change)
+    doubted = alert is not None and not refutes
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
     peak, peak_at, stricter = estimate, verdict.at if estimate is not None else None, None
     if before is not None:

@@ -173,6 +173,21 @@ def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery():
         assert incident.state_text == "Was broken; its alert still fires"
 
 
+@pytest.mark.parametrize("doubt", ["a recorder of it is dead", "its limit was raised"])
+def test_a_pass_that_does_not_refute_the_breach_is_not_told_as_a_recovery(doubt):
+    """As is said at the end, without proof of recovery or by a changed limit, it is said while the alert fires."""
+    evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
+    evaluator.tick(0.0, fail("code"))
+    unheard = doubt == "a recorder of it is dead"
+    evaluator.traffic = replace(evaluator.traffic, unheard=lambda cell: unheard and cell.slice == "code")
+    passes = verdict_of("PASS") if unheard else verdict_of("PASS", limit=0.02, estimate=0.0123, upper=0.014)
+    (incident,) = evaluator.tick(120.0, passes)
+    assert incident.state_text == "Was broken; nothing has refuted it since"
+    evaluator.traffic = replace(evaluator.traffic, unheard=lambda _: False)
+    (incident,) = evaluator.tick(130.0, verdict_of("PASS", limit=passes.limit))
+    assert incident.state_text == "Was broken; its alert still fires"
+
+
 def test_what_went_away_without_proof_is_named_beside_what_is_broken_or_refuted():
     """In the headline, until verdicts refute it or a person closes it; where all of it went away, the state says so."""
     evaluator, prose = Evaluator(QUIET), verdict_of("PASS", slice="prose")
