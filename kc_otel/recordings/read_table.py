@@ -235,13 +235,6 @@ def _refuse_ignored(row: Mapping[str, Any], late: frozenset[str], tokens: int, p
             problems.add(f"{place}: {name}: {_UNREAD_MASK}", kind=name)
 
 
-def first_record(path: Path) -> dict[str, Any] | None:
-    """Return the first line's object; None where there is none, which `read_jsonl` then says."""
-    with suppress(RecordingError):
-        return next((record for _, record in records(path)), None)
-    return None
-
-
 def records(
     path: Path, read: LinesRead | None = None, problems: Problems | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:

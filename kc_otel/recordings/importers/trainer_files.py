@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers import pickled_batches as batches
-from kc_otel.recordings.read_table import LinesRead, Problems, RaggedTable, first_record, records
+from kc_otel.recordings.read_table import LinesRead, Problems, RaggedTable, records
 from kc_otel.recordings.recording import RecordingError, with_prompt
 
 LINE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
@@ -343,7 +344,9 @@ def trainer_of(path: Path) -> str:
         return next(marked, "verl")
     if not name.endswith(LINE_ENDINGS):
         return ""
-    keys = (first_record(path) or {}).keys()
+    keys: set[str] = set()
+    with suppress(RecordingError):  # which reading the file says, too
+        keys = set(next((record for _, record in records(path)), {}))
     if {"input", "output", "step"} <= keys and keys.isdisjoint({"old_log_probs", "rollout_log_probs"}):
         raise RecordingError(
             f"{path}: is a dump of trainer.rollout_data_dir: text and scores without log-probabilities; set "
