@@ -50,6 +50,7 @@ _REQUESTS: Final[Mapping[str, str]] = {
     "internal_error": "see the evaluator's log for the cause",
 }
 
+_SILENT_REMEDY: Final = "restart the recorder if its process died; end one on purpose with `recorder.shutdown()`"
 
 _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
 
@@ -153,10 +154,14 @@ def of_evaluator(
     yield from (_error(said, "see the evaluator's log for the cause") for said in troubles(health, now))
     yield from _versions(served, contracts)
     yield from (
-        _warning(f"{contract['name']}, kernel {kernel['name']}: {said}", OTHERWISE_REMEDY)
+        _warning(f"{contract['name']}, kernel {kernel['name']}: {said}", remedy)
         for contract in served
         for kernel in contract["kernels"]
-        for said in kernel.get("otherwise", ())
+        for remedy, found in (
+            (OTHERWISE_REMEDY, kernel.get("otherwise", ())),
+            (_SILENT_REMEDY, [kernel["silent"]] if kernel.get("silent") else ()),
+        )
+        for said in found
     )
     yield from _arrived(health)
     yield from _silent(served, verdicts)

@@ -66,7 +66,7 @@ def status(
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts
             for kernel in entry["kernels"]
-            for said in kernel["otherwise"]
+            for said in filter(None, [*kernel["otherwise"], kernel["silent"]])
         ]
         tables = _tables(cells, now, console.width, most=len(cells) if every else _MAX_ROWS)
         in_force, behind = [*_on_their_way(promotions), *_in_force(of(overview["in_force"]))], _shards(health["shards"])

@@ -69,8 +69,8 @@ class Current(NamedTuple):
     pairs: frozenset[Pair]
     first: frozenset[Pair]
     """Those that have a cell where none of them has observations."""
-    silence: str
-    """Why there is nothing to judge; empty if there is."""
+    silence: Mapping[Pair, str]
+    """Why there is nothing to judge, by pair; empty if there is."""
     fallen: Mapping[Pair, str]
     """Pairs that fell silent beside others while their promise was broken, and since when, in words."""
     untimely: str
@@ -156,7 +156,7 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
         for pair in sorted(crowded):
             cell = Cell(contract.name, clause.id, slice, *pair)
             yield Evidence(cell, clause, absence=_without_room(state), followed=True)
-        absence = of.silence
+        absence = next(iter(of.silence.values()), "")
         if not absence and not present:
             absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
             absence += f"; {of.untimely}" if of.untimely else ""
@@ -165,7 +165,7 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
                 absence += f", but of older weights; {_LIMIT_STALE}"
         for pair in sorted((present or of.first) - crowded - ({NO_PAIR} if crowded else set())):
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
-            silent = absence or of.fallen.get(pair, "")
+            silent = of.silence.get(pair, absence) or of.fallen.get(pair, "")
             said = invalid if invalid.startswith(INVALID_INPUT) else silent or invalid
             yield Evidence(
                 Cell(contract.name, clause.id, slice, *pair),
@@ -200,7 +200,7 @@ def assumption_broken(state: ContractState, place: Evidence, now: float) -> str:
 
 def _current(
     state: ContractState, clause: Clause, metric: str, silence: SilentPairs
-) -> tuple[set[Pair], str, Mapping[Pair, str]]:
+) -> tuple[set[Pair], Mapping[Pair, str], Mapping[Pair, str]]:
     """The pairs that a metric's cells are about, why there is nothing to judge, empty if there is, and the fallen."""
     newest = state.newest.get(metric)
     if not newest:
@@ -212,39 +212,40 @@ def _current(
             # Recorders send means where their own copy of the contract asks for them, and where what they are given
             # has sequences: rows of logits one by one have none.
             said = f"{base.per}s arrive, but nothing for {metric}; give the recorder this version of the contract, or "
-            return {NO_PAIR}, said + f"write `unit: {base.per}` if it is given single {base.per}s", {}
+            return {NO_PAIR}, {NO_PAIR: said + f"write `unit: {base.per}` if it is given single {base.per}s"}, {}
         if others := _other_operators(state, clause):
             said = f"nothing received for {metric}, only for {others}; do the names in both places agree?"
-            return {NO_PAIR}, said, {}
-        return {NO_PAIR}, f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}", {}
+            return {NO_PAIR}, {NO_PAIR: said}, {}
+        said = f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}"
+        return {NO_PAIR}, {NO_PAIR: said}, {}
     latest = max(newest.values()) - state.contract.observability.window
     current = {pair for pair, time in newest.items() if time > latest}
     silent = {pair: quiet for pair in current if (quiet := silence.of(pair)) is not None}
     if not silent:
-        return current, "", {}
+        return current, {}, {}
     heartbeat = state.contract.observability.heartbeat
     alive = current - silent.keys()
     if alive:
         fallen = {
-            pair: f"{_silence(state, [pair], quiet)}; others report, and it was in breach"
+            pair: f"{_silence(state, pair, quiet)}; others report, and it was in breach"
             for pair, quiet in silent.items()
             if _fell(state, clause, pair, alive)
         }
-        return alive | fallen.keys(), "", fallen
+        return alive | fallen.keys(), {}, fallen
     elsewhere = sum(
         silence.now - heard.last <= heard.patience(heartbeat) for pair, heard in state.heard.items() if all(pair)
     )
-    said = _silence(state, silent, min(silent.values()))
+    replaced = ""
     if elsewhere:
         report = "pair of kernel versions reports" if elsewhere == 1 else "pairs of kernel versions report"
-        said += f"; {elsewhere} other {report}: were these replaced?"
-    return current, said, {}
+        replaced = f"; {elsewhere} other {report}: were these replaced?"
+    return current, {pair: _silence(state, pair, quiet) + replaced for pair, quiet in silent.items()}, {}
 
 
-def _silence(state: ContractState, pairs: Collection[Pair], quiet: float) -> str:
-    """Say since when pairs are silent, and why as far as it is known: the last recorder of each shut down cleanly."""
-    moved = all(state.recorders.moved_since(inference) for _, inference in pairs)
-    if all(map(state.has_ended, pairs)):
+def _silence(state: ContractState, pair: Pair, quiet: float) -> str:
+    """Say since when a pair is silent, and why as far as it is known: its last recorder shut down cleanly."""
+    moved = state.recorders.moved_since(pair[1])
+    if state.has_ended(pair):
         if moved:
             return f"{RUN_ENDED}: its recorder measures another version, and nothing of this for {_span(quiet)}"
         return f"{RUN_ENDED}: its last recorder shut down {_span(quiet)} ago"

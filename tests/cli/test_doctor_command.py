@@ -204,6 +204,20 @@ def test_kernels_that_are_not_what_the_contract_declares(running: Callable[..., 
     assert found.what == f"policy, kernel vllm fp8 ({'b' * 12}): dtype bfloat16 is declared, and fp8 reported"
 
 
+def test_a_recorder_that_died_beside_others_has_a_remedy_of_its_own(running: Callable[..., Running]) -> None:
+    driven = running()
+    for seconds, *names in ((0.0, "dead", "healthy"), (120.0, "healthy")):
+        driven.now += seconds
+        for name in names:
+            driven.core.metrics(info_request(driven.now, 1, name), driven.now)
+        driven.core.tick(driven.now)
+    (found,) = [finding for finding in driven.findings() if "silent" in finding.what]
+    said = "1 of 2 recorders is silent without having shut down: dead for 2m"
+    assert found.what == f"policy, kernel vllm fp8 ({'b' * 12}): {said}"
+    assert "`recorder.shutdown()`" in found.remedy
+    assert "the contract" not in found.remedy
+
+
 def test_an_evaluator_that_others_send_to(running: Callable[..., Running]) -> None:
     driven = running()
     driven.send(Sender("http.server.request.duration", start=driven.now - 5))

@@ -597,6 +597,21 @@ def test_a_run_that_ended_in_order_is_told_from_one_that_fell_silent(contract: A
         assert (verdict.status, said in verdict.reason) == (Status.NO_DATA, True), verdict.reason
 
 
+def test_a_run_that_ended_in_order_is_told_so_beside_a_version_that_died_shortly_before(contract, sender, now) -> None:
+    """A run is killed and started again as another version, and that one shuts down: each has its own reason."""
+    evaluator = Evaluator([contract(slices={})])
+    evaluator.ingest_metrics(sender().request(now, small(5000)), now)
+    last = info_request(now + 100, 0, "1", NEWER)
+    newer = sender(inference=NEWER, instance="1").request(now + 100, small(5000))
+    last.resource_metrics.extend(newer.resource_metrics)
+    evaluator.ingest_metrics(last, now + 100)
+    reasons = {verdict.cell.kernel_inference: verdict.reason for verdict in verdicts_of(evaluator, now + 300)}
+    assert reasons == {
+        INFERENCE: "no report for 5m (heartbeat 1m): its run ended, or its recorder died",
+        NEWER: "the run ended: its last recorder shut down 3m20s ago",
+    }
+
+
 def test_a_run_has_not_ended_while_a_recorder_of_it_fell_silent_without_a_word(contract, sender, now) -> None:
     """Whoever shuts down last: the other may have died beside a kernel that serves. A rollout is a word, too."""
     evaluator = Evaluator([contract(slices={})])

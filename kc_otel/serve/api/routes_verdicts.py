@@ -121,8 +121,9 @@ class KernelView(View):
     fields: dict[str, str]
     last_seen: float
     otherwise: list[str]
-    """Differences from the contract's declaration, while the kernel is among those seen last; and recorders of it that
-    fell silent without shutting down while others report."""
+    """Differences from the contract's declaration, while the kernel is among those seen last."""
+    silent: str
+    """Recorders of it that fell silent without shutting down while others report, as a sentence; empty for none."""
 
 
 class ContractView(View):
@@ -334,10 +335,8 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
         KernelView.of(
             kernel,
             name=names[kernel.role, kernel.version],
-            otherwise=[
-                *(unlike_declared(contract.kernels, kernel, current) if kernel in current else ()),
-                *filter(None, [silent.get((kernel.role, kernel.version))]),
-            ],
+            otherwise=list(unlike_declared(contract.kernels, kernel, current)) if kernel in current else [],
+            silent=silent.get((kernel.role, kernel.version), ""),
         )
         for kernel in known
     ]

@@ -104,7 +104,10 @@ function subtitle(overview, contracts, totals, all) {
   const silent = unheard(contracts, overview).map((one) => one.name);
   if (silent.length) said.push(`No kernel has reported to ${listed(silent)} yet.`);
   for (const contract of contracts) {
-    for (const one of contract.kernels) if (one.otherwise?.length) said.push(`${contract.name}, ${one.name}: ${listed(one.otherwise)}.`);
+    for (const one of contract.kernels) {
+      const of = [...(one.otherwise ?? []), one.silent].filter(Boolean);
+      if (of.length) said.push(`${contract.name}, ${one.name}: ${listed(of)}.`);
+    }
   }
   const away = contracts.reduce((sum, one) => sum + (overview.no_traffic[one.name] ?? 0), 0);
   const shown = { ...totals, NO_DATA: (totals.NO_DATA ?? 0) - away };
