@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ _MAX_REMEMBERED_PAIRS: Final = 8
 _UNJUDGED: Final = 64
 """Series without room that have a verdict which says so; the others are counted."""
 _NO_PAIR: Final[Pair] = ("", "")
+_PAIR: Final = itemgetter(2, 3)
+"""The kernel pair of a series' key."""
 _MIN_MISSING_SECONDS: Final = 60.0
 """Seconds for which a point that is not judged is missing, at least: some senders export once a minute."""
 
@@ -155,20 +158,18 @@ class ContractState:
                 self.events["gap"] += gaps
             taken = np.flatnonzero((message.taken[first : first + own.size] != 0) & (own >= 0))
             keys = self._table.living(records["series"][own[taken]])
-            for pair in dict.fromkeys(key[2:] for key in keys):
+            for pair in dict.fromkeys(map(_PAIR, keys)):
                 self.hear(pair, now)
             grown = (records["count"][own] > before)[taken].tolist()
-            ages = (now - message.points["time"][first + taken] / 1e9).tolist()
-            too_old: dict[Pair, int] = {}
-            for point, key, more, age in zip((first + taken).tolist(), keys, grown, ages, strict=True):
+            for point, key, more in zip((first + taken).tolist(), keys, grown, strict=True):
                 if more:
                     message.grown[point] = key
-                if age > self.timely:
-                    behind += 1
-                    too_old[key.pair] = point
-            for pair, point in too_old.items():
-                age = now - message.points["time"].item(point) / 1e9
-                self.refused.add("behind", pair, message.sender(point), age, now)
+            ages = now - message.points["time"][first + taken] / 1e9
+            late = np.flatnonzero(ages > self.timely).tolist()
+            behind += len(late)
+            for at in {keys[at].pair: at for at in late}.values():
+                sender = message.sender(int(first + taken[at]))
+                self.refused.add("behind", keys[at].pair, sender, float(ages[at]), now)
         return behind
 
     def settle(self) -> None:

@@ -394,7 +394,7 @@ class SeriesTable:
 
     def living(self, numbers: Numbers) -> list[SeriesKey]:
         """The series with these numbers, without those that are gone."""
-        return [key for key in self.keys(numbers) if key is not None]
+        return [key for number in numbers.tolist() if (key := self._keys[number]) is not None]
 
     def begin(self, key: SeriesKey) -> Series:
         """A series that is new; there is none of that key yet."""

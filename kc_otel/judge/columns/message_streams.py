@@ -203,10 +203,10 @@ class MessageStreams:
         for _, group in groupby(filter(_EXPONENTIAL, message.spans), _SCOPE):
             spans = [*group]
             part = slice(spans[0].first, spans[-1].last)
-            contracts = message.contracts[part].tolist()
+            contracts, grown = message.contracts[part].tolist(), message.grown[part]
             for contract in {*contracts}:
-                grown = zip(message.grown[part], contracts, strict=True)
-                if keys := [key for key, of in grown if key is not None and of == contract]:
+                named = zip(grown, contracts, strict=True)
+                if keys := [key for key, of in named if key is not None and of == contract]:
                     yield origin_of(*message.origin(spans[0])).sender, self._states[contract], keys
 
 
