@@ -18,12 +18,12 @@ from kc_otel.contract.measuring_paths import AUTOMATIC
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Unit
-from kc_otel.contract.slices import ALL, POSITION, TURN, SliceCondition, satisfiable
+from kc_otel.contract.slices import ALL, LAG, POSITION, TURN, SliceCondition, satisfiable
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean, listed
 
 _SENT_ATTRIBUTES: Final = frozenset[str]().union(*AUTOMATIC.values())
-_SUGGESTED: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation has, is no misspelling of it
+_SUGGESTED: Final = _SENT_ATTRIBUTES - {TURN, LAG}  # `turns` and `lang` are no misspellings of them
 _NUMERIC_KEYS: Final = frozenset({"prompt_tokens", "completion_tokens", "temperature", "advantage", POSITION, TURN})
 _SMALLEST_ALPHA: Final = 1e-9
 _SLICES_OF_ALL: Final = 2
@@ -189,7 +189,9 @@ def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintF
         elif name not in contract.slices_for(clause):
             yield LintFinding(
                 (*here, "slices", name),
-                f"{name!r} selects tokens by their position, but {clause.metric} is not about tokens; leave it out",
+                f"{name!r} selects tokens by their position, but {clause.metric} is not about tokens; leave it out"
+                if contract.slices[name].of_tokens
+                else f"{name!r} selects by lag, which {clause.metric} limits itself; leave it out",
             )
     if clause.metric in DERIVED:
         for name in DERIVED[clause.metric].needs:

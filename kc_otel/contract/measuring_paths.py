@@ -10,7 +10,7 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Origin
-from kc_otel.contract.slices import LENGTH, OF_TOKENS
+from kc_otel.contract.slices import LAG, LENGTH, OF_TOKENS
 
 
 class MeasuringPath(StrEnum):
@@ -36,10 +36,10 @@ TRAINERS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.TRAINER, Measuring
 _ALWAYS_SENT: Final = OF_TOKENS | {LENGTH}
 AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = {
     MeasuringPath.VLLM: _ALWAYS_SENT | {"prompt_tokens", "temperature", "finish_reason", "lora", "model"},
-    MeasuringPath.TRL: _ALWAYS_SENT | {"prompt_tokens", "advantage", "mode"},
-    MeasuringPath.TRAINER: _ALWAYS_SENT | {"prompt_tokens"},
-    MeasuringPath.VERL: _ALWAYS_SENT | {"prompt_tokens", "data_source"},
-    MeasuringPath.LOOP: _ALWAYS_SENT,
+    MeasuringPath.TRL: _ALWAYS_SENT | {"prompt_tokens", "advantage", "mode", LAG},
+    MeasuringPath.TRAINER: _ALWAYS_SENT | {"prompt_tokens", LAG},
+    MeasuringPath.VERL: _ALWAYS_SENT | {"prompt_tokens", "data_source", LAG},
+    MeasuringPath.LOOP: _ALWAYS_SENT | {LAG},
     MeasuringPath.GATE: _ALWAYS_SENT,
 }
 
@@ -109,9 +109,10 @@ def left_open(contract: Contract, path: MeasuringPath) -> Iterator[Finding]:
             yield Finding("warning", f"{contract.name}: {path} never measures clause {clause.id}", why)
         if path is MeasuringPath.LOOP and clause.metric in _ARGUMENTS:
             yield Finding("ok", f"{contract.name}: clause {clause.id} needs {_ARGUMENTS[clause.metric]}")
-    for name in sorted(
-        {name for spec in contract.slices.values() for name in spec.conditions.keys() - AUTOMATIC[path]}
-    ):
+    asked = {name for spec in contract.slices.values() for name in spec.conditions}
+    if path is MeasuringPath.LOOP and LAG in asked:
+        yield Finding("ok", f"{contract.name}: slices by `{LAG}` need {_ARGUMENTS['weights_lag']}")
+    for name in sorted(asked - AUTOMATIC[path]):
         where = f"slices need the attribute `{name}` of every sequence: {_ATTRIBUTES[path]}"
         yield Finding("ok", f"{contract.name}: {where}")
     actions = {str(action): action.kind for step in contract.escalation for action in step.do}

@@ -19,7 +19,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
 from kc_otel.contract.policy import EscalationStep, PromotionTerms
 from kc_otel.contract.registry.clause_metrics import AVERAGED, DERIVED, OPERATORS, QUANTITIES, SAMPLING, Origin, Unit
-from kc_otel.contract.slices import ALL, OF_TOKENS, UNJUDGED, Scalar, SliceCondition, match, parse_condition
+from kc_otel.contract.slices import ALL, LAG, OF_TOKENS, UNJUDGED, Scalar, SliceCondition, match, parse_condition
 from kc_otel.contract.units import parse_limit
 
 
@@ -315,9 +315,18 @@ class Contract(Strict):
         return {name: _digest({name: digest})[:8] for name, digest in self.slice_digests.items()}
 
     def slices_for(self, clause: Clause) -> tuple[str, ...]:
-        """Return the slices that a clause is judged on, `all` first; slices of tokens only for a clause on tokens."""
+        """Return the slices that a clause is judged on, `all` first.
+
+        Slices of tokens are only for a clause on tokens, and slices by lag for no clause on the lag itself.
+        """
         of_tokens = clause.quantity is not None and clause.quantity.source not in {Origin.OPERATORS, Origin.RUNTIME}
-        return (ALL, *(name for name, spec in self.slices.items() if of_tokens or not spec.of_tokens))
+        of_lag = clause.metric == "weights_lag"
+        left_out = {
+            name
+            for name, spec in self.slices.items()
+            if (spec.of_tokens and not of_tokens) or (of_lag and LAG in spec.conditions)
+        }
+        return (ALL, *(name for name in self.slices if name not in left_out))
 
     def slices_of(self, attributes: Mapping[str, Scalar]) -> tuple[str, ...]:
         """Names of the slices that a sequence with these attributes belongs to as a whole, `all` first."""

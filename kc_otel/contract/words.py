@@ -16,7 +16,8 @@ NO_REPORT: Final = "no report for"
 RUN_ENDED: Final = "the run ended"
 """First words of a NO_DATA cell's reason where its recorder shut down cleanly."""
 NOTHING_TO_MEASURE: Final = "nothing to measure"
-"""First words of a NO_DATA cell's reason where all its sequences are kept from being measured on purpose."""
+"""First words of a NO_DATA cell's reason where all its sequences are kept from being measured on purpose, or were
+sampled by older weights."""
 MEASURED_LATER: Final = "it may still serve, or what it had answered before is measured late"
 """Explanation of measurements of a version after its rollback."""
 _ROUNDING_ERROR: Final = 1e-9

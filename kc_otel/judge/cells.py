@@ -10,7 +10,8 @@ Input that is no sample of two kernels' scores makes INVALID INPUT of its cells.
 1: where the ratios of a short window have a mean that is surely larger (a bet on each window anew, at 1e6 to 1), they
 were not sampled. And where failing sequences are newer by a heartbeat than all that was measured, nothing is measured
 any more. Sequences that are kept from being measured on purpose count only for a pair of which nothing else was
-measured in the long window.
+measured in the long window. Of a pair that only older weights sampled in the long window, as in a recipe whose lag is
+always 1, a clause has nothing to measure but on slices by lag.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.input_reasons import ON_PURPOSE, remedy
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin, Unit
-from kc_otel.contract.slices import ALL, STALE, UNJUDGED
+from kc_otel.contract.slices import ALL, LAG, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, NOTHING_TO_MEASURE, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
@@ -147,6 +148,11 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
     contract, metric = state.contract, state.metrics[clause.id]
     measured = state.newest.get(metric, {})
     without_room = {(key.slice, key.pair) for key in state.unjudged if key.metric == metric}
+    stale, whole = (
+        {pair for pair, series in state.pairs(metric, name).items() if series.newest >= of.oldest}
+        for name in (STALE, ALL)
+    )
+    by_lag = {name for name, spec in contract.slices.items() if LAG in spec.conditions}
     for slice in contract.slices_for(clause):
         here = state.pairs(metric, slice)
         present = {pair for pair in of.pairs if pair in here and here[pair].newest >= of.oldest}
@@ -161,11 +167,14 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
             absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
             absence += f"; {of.untimely}" if of.untimely else ""
             absence += next((f"; {said}" for (name, _), said in of.otherwise.items() if name == slice), "")
-            if any(series.newest >= of.oldest for series in state.pairs(metric, STALE).values()):
+            if stale:
                 absence += f", but of older weights; {_LIMIT_STALE}"
         for pair in sorted((present or of.first) - crowded - ({NO_PAIR} if crowded else set())):
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
             silent = of.silence.get(pair, absence) or of.fallen.get(pair, "")
+            unknown = bool(of.silence or of.untimely) or slice in by_lag or (slice, pair[1]) in of.otherwise
+            if absence and pair in stale - whole and not unknown:
+                silent = f"{NOTHING_TO_MEASURE} on slice {slice}: older weights sampled all of it; {_LIMIT_STALE}"
             said = invalid if invalid.startswith(INVALID_INPUT) else silent or invalid
             yield Evidence(
                 Cell(contract.name, clause.id, slice, *pair),

@@ -122,7 +122,7 @@ class Verdict:
 
     @property
     def has_nothing_to_measure(self) -> bool:
-        """True if it is NO_DATA because all its sequences are kept from being measured on purpose: that is no alert."""
+        """True if it is NO_DATA because no sequence of it is to be measured: that is no alert."""
         return self.reason.startswith(NOTHING_TO_MEASURE)
 
     @property

@@ -277,16 +277,35 @@ def test_what_a_version_lacks_that_another_measures(running: Callable[..., Runni
     assert said == f"policy: kernel {'c' * 12} against {'a' * 12} was not measured where another one was: {lacking}"
 
 
+XARGS = "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header"
+
+
 @pytest.mark.parametrize(
     ("way", "said"),
     [
-        ("loop", {"no process carries out route:train-kernel", "clause weights-lag needs weights= of compare"}),
-        ("vllm", {"vllm never measures clause weights-lag", "no process carries out halt"}),
+        (
+            "loop",
+            {
+                "no process carries out route:train-kernel",
+                "clause weights-lag needs weights= of compare",
+                "slices by `lag` need weights= of compare",
+            },
+        ),
+        ("trl", {"no process carries out route:train-kernel"}),
+        (
+            "vllm",
+            {
+                "vllm never measures clause weights-lag",
+                "no process carries out halt",
+                f"slices need the attribute `lag` of every sequence: {XARGS}",
+            },
+        ),
     ],
 )
 def test_what_a_way_of_measuring_leaves_to_somebody_is_said(way: str, said: set[str]) -> None:
     """A loop has to pass the versions of its weights; a trainer has no router, and served requests no trainer."""
     contract = contract_of(
+        slices={"older": {"where": {"lag": ">= 1"}}},
         statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}],
         runtime=[{"id": "weights-lag", "metric": "weights_lag", "limit": 1}],
         escalation=[{"on": "fail", "do": [{"route": "train-kernel"}, "halt", "notify"]}],

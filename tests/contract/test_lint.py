@@ -40,6 +40,13 @@ _LATENCY = "runtime: [{id: ttft, metric: gen_ai.server.time_to_first_token, limi
             ],
             "6: runtime[0].slices.late: 'late' selects tokens by their position, but weights_lag is not about tokens",
         ),
+        (
+            [
+                "slices: {older: {where: {lag: '>= 1'}}}",
+                "runtime: [{id: lag, metric: weights_lag, limit: 1, slices: {older: 2}}]",
+            ],
+            "6: runtime[0].slices.older: 'older' selects by lag, which weights_lag limits itself; leave it out",
+        ),
         (["slices: {late: {where: {position: far}}}"], "5: slices.late.where.position: 'far' can never match, as"),
         # limits
         ([clause(metric="tv_exact", limit=4)], "5: numerical[0].limit: 4 is more than a total variation can be "),
@@ -191,6 +198,7 @@ def test_a_route_between_kernels_that_are_alike_is_refused(written, said):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
+        ("slices: {a: {where: {lang: en}}}", ""),
         ("slices: {a: {where: {promt_tokens: '>= 8'}}}", "no integration sends 'promt_tokens'; did you mean"),
         ("slices: {a: {where: {prompt_tokens: '8192'}}}", ""),
         ("slices: {a: {where: {task: code, tenant: '7', model_size: 7}}}", ""),

@@ -276,6 +276,65 @@ def test_what_is_not_to_be_measured_is_invalid_only_where_nothing_of_the_pair_is
     assert set(after(3700).values()) == {Status.INVALID_INPUT}
 
 
+def test_a_pair_that_only_older_weights_sample_has_nothing_to_measure_and_wakes_nobody() -> None:
+    """In a recipe whose lag is always 1: but on slices by lag, until its own weights sample, and not once it is silent.
+
+    A slice is without data, and no less, while the pair is measured on others.
+    """
+    slices = {
+        "code": {"where": {"task": "code"}},
+        "one-old": {"where": {"lag": 1}},
+        "older": {"where": {"lag": ">= 2"}},
+    }
+    steps = [{"on": "no-data", "do": ["notify"]}]
+    lag = {"id": "lag", "metric": "weights_lag", "limit": 1}
+    drift = {"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.1}
+    contract = make_contract(slices=slices, escalation=steps, runtime=[lag], statistical=[drift])
+    evaluator, of_lag = Evaluator([contract]), Sender("kc.weights.lag")
+    senders = {slice: Sender(slice=slice, instance=slice) for slice in ("stale", "one-old", "all")}
+    policy = PolicyState("policy")
+
+    def after(seconds: float, *sampled: str) -> tuple[dict[str, Verdict], set[str]]:
+        nonlocal policy
+        now = NOW + seconds
+        for slice in sampled:
+            evaluator.ingest_metrics(of_lag.request(now, [1.0]), now)
+            evaluator.ingest_metrics(senders[slice].request(now, [0.001] * 4000), now)
+        found = verdicts_of(evaluator, now)
+        policy, _ = advanced(contract, found, now, policy)
+        by_slice = {verdict.cell.slice: verdict for verdict in found if verdict.cell.clause == "token-tv"}
+        assert {verdict.cell.slice for verdict in found if verdict.cell.clause == "lag"} == {"all", "code"}
+        firing = {alert.cell.slice for alert in policy.firing if alert.cell.clause == "token-tv"}
+        return by_slice, firing
+
+    def expect(found: dict[str, Verdict], *statuses: str) -> None:
+        assert [found[slice].status for slice in ("all", "code", "one-old", "older")] == list(statuses)
+
+    for seconds in (0, 60, 120):
+        found, firing = after(seconds, "stale", "one-old")
+        expect(found, "NO_DATA", "NO_DATA", "PASS", "NO_DATA")
+        for slice in ("all", "code"):
+            said = f"nothing to measure on slice {slice}: older weights sampled all of it; "
+            assert found[slice].reason.startswith(said)
+            assert '`where: {lag: ">= 1"}`' in found[slice].reason
+        assert found["older"].reason.startswith("no observations of kc.drift.tv_token on slice older")
+        assert firing <= {"older"}
+    found, firing = after(180, "stale", "one-old", "all")
+    expect(found, "PASS", "NO_DATA", "PASS", "NO_DATA")
+    assert found["code"].reason.startswith("no observations of kc.drift.tv_token on slice code")
+    for seconds in range(240, 4200, 60):
+        found, firing = after(seconds, "stale", "one-old")
+    expect(found, "NO_DATA", "NO_DATA", "PASS", "NO_DATA")
+    assert found["all"].reason.startswith("nothing to measure")
+    assert firing <= {"older"}
+    for seconds in (4200, 4210):  # after a pause, the first export begins a count
+        found, _ = after(seconds, "stale", "one-old", "all")
+    expect(found, "PASS", "NO_DATA", "PASS", "NO_DATA")
+    found, firing = after(4200 + 4000)
+    assert found["all"].reason.startswith("no report for")
+    assert "all" in firing
+
+
 def test_tokens_that_were_not_sampled_are_invalid_input_on_their_slice() -> None:
     """The mean of P/Q over the window is above 1 on a slice: no verdict there, the cause first, and the step acts."""
     contract, now = make_contract(escalation=LADDER), NOW + 300.0

@@ -317,7 +317,7 @@ def _why_gone(tick: Tick, alert: Alert) -> str:
     if tick.excuses(cell.slice, cell.kernel_inference):
         why = "requests are kept from this kernel, as ordered"
     elif any(verdict.has_nothing_to_measure for verdict in selected(verdicts, (), [cell])):
-        why = "all requests are kept from being measured on purpose"
+        why = "there is nothing to measure"
     elif alert.verdict.reason.startswith(RUN_ENDED):
         why = "its run ended cleanly"
     if why:
