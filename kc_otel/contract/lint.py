@@ -29,6 +29,8 @@ _SMALLEST_ALPHA: Final = 1e-9
 _SLICES_OF_ALL: Final = 2
 """Beside the declared slices, recorders count in `all` and in `stale`."""
 _DURATIONS: Final = ("window", "long_window", "heartbeat")
+_BURST: Final = 0.8
+"""Share of the window for which one burst of failures is surely a FAIL: its end falls anywhere in a pane."""
 _SECTIONS: Final = ("numerical", "statistical", "runtime")
 _EXAMPLE: Final = {
     "reward_range": "[0, 1]",
@@ -130,7 +132,22 @@ def _escalation(contract: Contract) -> Iterator[LintFinding]:
                 (*here, "clauses"),
                 "input checks apply to batches, not to clauses, so the step can never fire; remove clauses",
             )
+        yield from _late_pages(contract, step, here)
         yield from _actions(contract, step, here)
+
+
+def _late_pages(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
+    window = contract.observability.window
+    sooner = (other.do for other in contract.escalation if other.on == "fail" and other.after <= _BURST * window)
+    paged = {action for do in sooner for action in do}
+    pages = [action.target or "" for action in step.do if action.kind == "webhook" and action not in paged]
+    if step.on == "fail" and pages and step.after > _BURST * window > 0:
+        yield LintFinding(
+            (*here, "for"),
+            f"a single burst of failures never lasts that long: {listed(pages)} is told of it only if nothing "
+            f"refutes it; write less than window ({format_duration(window)}), such as 2m",
+            "warning",
+        )
 
 
 def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[LintFinding]:

@@ -30,6 +30,7 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
         "unproven": "`kc-otel status` names points that are not judged; restart a recorder that fell silent under the "
         "same `service.instance.id`; if the kernel serves nobody, roll it back, or close the incident with `kc-otel "
         "alerts ack {contract} --close --why '...'`",
+        "run-ended": "find what broke before these kernels run again, for instance with `kc-otel locate`",
         "clause-gone": "roll the kernel back if it is in doubt, or close the incident with `kc-otel alerts ack "
         "{contract} --close --why '...'`",
     }

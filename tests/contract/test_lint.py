@@ -143,6 +143,10 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
             "escalation[0].do[0]: a route needs the kernel version of a breach",
         ),
         (["observability: {max_series: 1}", "slices: {a: {where: {t: 1}}}"], "for each of 3 slices), more than 1: "),
+        (
+            ["escalation: [{on: fail, do: [{webhook: chat}]}, {on: fail, for: 5m, do: [halt, {webhook: pager}]}]"],
+            "escalation[1].for: a single burst of failures never lasts that long: pager is told of it only",
+        ),
     ],
 )
 def test_what_is_probably_not_meant_is_a_warning(written, said, lines, problem):
@@ -182,6 +186,12 @@ def test_the_clause_that_a_cap_is_told_to_have_ends_the_warning(written, said, c
     (problem,) = said(written(head, f"statistical:\n- {clause}", clause=False))
     added = problem[problem.index("`{") + 1 : problem.index("}`") + 1]
     assert said(written(head, f"statistical:\n- {clause}\n- {added}", clause=False)) == []
+
+
+@pytest.mark.parametrize("first", ["on: fail, for: 4m, do: [{webhook: pager}]", "on: no-data, for: 5m, do: [notify]"])
+def test_a_step_may_last_as_long_as_it_likes_if_an_earlier_one_pages_or_it_pages_nobody(written, said, first):
+    last = "do: [halt]" if "notify" in first else "do: [halt, {webhook: pager}]"
+    assert said(written(f"escalation: [{{{first}}}, {{on: fail, for: 30m, {last}}}]")) == []
 
 
 def test_a_cap_that_cuts_nothing_or_is_no_cut_needs_no_clause_on_what_is_above(written, said):

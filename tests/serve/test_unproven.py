@@ -13,7 +13,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import acknowledge, close, lift, pin
+from kc_otel.serve.people_orders import acknowledge, close, lift, pin, silence
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
@@ -379,6 +379,62 @@ def test_a_breach_that_was_too_short_to_be_told_is_told_once_it_is_unproven(make
     closed_by_a_person(fleet)
     fleet.run(10, healthy=0.001)
     assert fleet.reasons() == ["unproven", "resolved"]
+
+
+LATE_PAGE = """do: [notify]}
+  - {on: fail, do: [{webhook: chat}]}
+  - {on: fail, for: 2m, severity: critical, do: [{webhook: pager}]"""
+
+
+@pytest.mark.parametrize("broken", [20, 50])
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_breach_is_told_though_it_was_shorter_than_a_step_and_its_only_recorder_is_gone(
+    make_fleet: MakeFleet, broken: float, clean: bool
+) -> None:
+    """It was killed, which leaves the alert of the later step pending, or shut down, which closes the incident."""
+    fleet = make_fleet(LATE_PAGE)
+    fleet.run(60, broken=0.001)
+    fleet.run(broken, broken=0.4)
+    if clean:
+        shut_down(fleet)
+    fleet.run(300)
+    fleet.restart()
+    fleet.run(3600)
+    pages = [body for body in fleet.told() if body["receiver"] == "pager"]
+    assert [(page["status"], page["notification_reason"]) for page in pages] == [("firing", "unproven")]
+    (said,) = [alert["annotations"] for alert in pages[0]["alerts"]]
+    assert said["summary"].startswith("policy: a breach of token-tv on all traffic went away without proof of recovery")
+    assert said["summary"].endswith(": the run ended") is clean
+    assert ("no message about its end follows" in said["description"]) is clean
+    assert ("restart a recorder" in said["description"]) is not clean
+    assert fleet.states("fail") == [IncidentState.BROKEN] * (not clean)
+    assert [body["status"] for body in fleet.told() if body["receiver"] == "chat"] == ["firing", "resolved"][
+        : 1 + clean
+    ]
+
+
+@pytest.mark.parametrize("back", [0.4, 0.001])
+def test_a_breach_that_a_dead_recorder_left_is_told_as_it_goes_on_once_it_is_back(
+    make_fleet: MakeFleet, back: float
+) -> None:
+    fleet = make_fleet(LATE_PAGE)
+    fleet.run(60, broken=0.001)
+    fleet.run(30, broken=0.4)
+    fleet.run(60)
+    assert "pager" not in {body["receiver"] for body in fleet.told()}, "what it measures next may refute it"
+    fleet.run(200)
+    fleet.run(300, broken=back)
+    pages = [body["notification_reason"] for body in fleet.told() if body["receiver"] == "pager"]
+    assert pages == ["unproven", "update" if back > 0.02 else "resolved"]
+
+
+def test_a_silence_keeps_the_end_of_a_run_from_being_told(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(LATE_PAGE)
+    fleet.run(20, broken=0.4)
+    silence(fleet.core, "policy", None, None, fleet.now + 3600, "ada", "known", fleet.now)
+    shut_down(fleet)
+    fleet.run(300)
+    assert [body for body in fleet.told() if body["receiver"] == "pager"] == []
 
 
 def test_a_breach_of_a_dry_run_is_told_after_it_while_it_is_unproven(make_fleet: MakeFleet) -> None:

@@ -14,8 +14,9 @@ There is one message per incident and endpoint, not one per alert. What an endpo
 
 What changes is told together: at once where nothing is left or a roll-back, a reminder or the end of a silence is
 among it, after `wait` where a step is new or something is unproven, else after `interval`. An alert that begins and
-ends before it is told is not told, unless its breach is unproven. Time is counted as the policy counts it: since the
-evaluation before, never less than zero and never more than the contract's window. Source: Prometheus documentation,
+ends before it is told is not told, unless its breach is unproven. A breach that nothing refuted before its run ended is
+told once to each endpoint that was told nothing of it; no end follows. Time is counted as the policy counts it: since
+the evaluation before, never less than zero and never more than the contract's window. Source: Prometheus documentation,
 "Alerting, Configuration", `group_wait` and `group_interval`, whose defaults are these.
 """
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal
@@ -45,7 +46,7 @@ from kc_otel.judge.escalation.alerts import (
     step_keys,
 )
 from kc_otel.judge.escalation.tick import Tick, TrafficSeen
-from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
+from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_done, with_roll_backs, with_word
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
@@ -191,10 +192,11 @@ def escalate(
     before_roll_backs, after = after, with_roll_backs(after, rolled)
     roll_backs = _roll_backs(tick, before_roll_backs, after, rolled)
     groups = before.groups.get(name, ())
-    untold = _unproven(tick, {group.incident for group in groups}, after)
+    untold = _unproven(tick, {(group.incident, group.endpoint) for group in groups}, after)
     serving = {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None}
     news = News(tick, previous, policy, after, people, again, serving, timing)
     groups, messages = group_messages(news, groups, () if dry_run else (*edges, *roll_backs, *untold))
+    messages += () if dry_run else _ended_untold(tick, after, people)
     announced = (
         (message.incident.key, IncidentAction("webhook", message.endpoint, now, slices))
         for message in messages
@@ -295,30 +297,64 @@ def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[s
     }
 
 
-def _unproven(tick: Tick, told_ids: Collection[str], incidents: Sequence[Incident]) -> list[Alert]:
-    """Ends of breaches that went away without proof before anybody was told of them; `told_ids` are those of incidents.
+def _unproven(tick: Tick, told: Collection[tuple[str, str]], incidents: Iterable[Incident]) -> list[Alert]:
+    """Ends of breaches that went away, or fell silent, before some endpoints of the steps that watch them were told.
 
-    They were shorter than a step's `for`, or happened in a dry run. `group_messages` tells the webhooks of every step.
+    They were shorter than a step's `for`, or happened in a dry run; `told` are (incident, endpoint). What is measured
+    still may be decided yet.
     """
-    contract, now, ends = tick.contract, tick.now, list[Alert]()
-    for incident in incidents:
-        if incident.id in told_ids or not incident.fell_silent(now, contract.observability.window):
-            continue
-        for cell in (cell for cell in incident.cells if incident.unproven(cell.clause, cell.slice)):
-            numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
-            limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
-            verdict = Verdict(
-                cell=Cell(contract.name, cell.clause, cell.slice, *incident.pair), status=incident.status,
-                at=cell.at or now, limit=limit, estimate=estimate, lower=lower, upper=upper, samples=0, window="",
-                method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
-                about="traffic",
-            )  # fmt: skip
-            for key, step in zip(step_keys(contract), contract.escalation, strict=True):
-                if step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
-                    identity = fingerprint(key, verdict.cell)
-                    alert = Alert(key, step.on, step.severity, step.do, verdict.cell, verdict, cell.since, identity)
-                    ends.append(replace(alert, phase=Phase.RESOLVED, started_at=cell.since, at=now))
-    return ends
+    listening, window = tick.traffic.listening, tick.contract.observability.window
+    measured = {verdict.cell for verdict in selected(tick.verdicts, {Status.INCONCLUSIVE})}
+    return [
+        alert.resolved(tick.now)
+        for incident in incidents
+        if incident.lapsed(tick.now, window) and tick.now - listening >= window
+        for cell in incident.cells
+        if incident.unproven(cell.clause, cell.slice)
+        for alert in _untold(tick, incident, cell, told)
+        if alert.cell not in measured
+    ]
+
+
+def _ended_untold(tick: Tick, incidents: Iterable[Incident], people: People) -> tuple[IncidentMessage, ...]:
+    """The only messages about breaches that nothing refuted before their run ended, to endpoints told nothing of them.
+
+    A run can be shorter than a step's `for`, or than the wait of a message.
+    """
+    messages: list[IncidentMessage] = []
+    for incident in (incident for incident in incidents if incident.ended_unrefuted):
+        done = [action for action in incident.actions if action.kind == "webhook" and not action.dry_run]
+        by_endpoint: dict[str, list[Alert]] = {}
+        for cell in (cell for cell in incident.cells if not cell.over):
+            told = {(incident.id, action.target) for action in done if cell.slice in action.slices}
+            for alert in _untold(tick, incident, cell, told):
+                for action in () if people.silencing(alert.cell, tick.now) else alert.actions:
+                    by_endpoint.setdefault(str(action.target), []).append(replace(alert, end=WENT_AWAY))
+        messages += [
+            IncidentMessage(endpoint, MessageReason.UNPROVEN, incident, tuple(mine), 0)
+            for endpoint, mine in sorted(by_endpoint.items())
+        ]
+    return tuple(messages)
+
+
+def _untold(tick: Tick, incident: Incident, cell: BrokenCell, told: Collection[tuple[str, str]]) -> Iterator[Alert]:
+    """An alert of a cell as it was, for each step that watches it and has endpoints that are not `told`; it fires."""
+    contract, now = tick.contract, tick.now
+    numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
+    limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
+    verdict = Verdict(
+        cell=Cell(contract.name, cell.clause, cell.slice, *incident.pair), status=incident.status,
+        at=cell.at or now, limit=limit, estimate=estimate, lower=lower, upper=upper, samples=0, window="",
+        method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
+        about="traffic",
+    )  # fmt: skip
+    for key, step in zip(step_keys(contract), contract.escalation, strict=True):
+        webhooks = (action for action in step.do if action.kind == "webhook")
+        do = tuple(action for action in webhooks if (incident.id, str(action.target)) not in told)
+        if do and step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
+            identity = fingerprint(key, verdict.cell)
+            alert = Alert(key, step.on, step.severity, do, verdict.cell, verdict, cell.since, identity)
+            yield replace(alert, phase=Phase.FIRING, started_at=cell.since, at=now)
 
 
 def _alone(promotion: Promotion) -> str:
@@ -445,7 +481,7 @@ def _due_message(
         if told.known and (contained or not unproven(told)):
             return "ended"
         # For a window after it went away, what its recorders measure next may refute it.
-        gone = incident is not None and incident.fell_silent(now, window)
+        gone = incident is not None and incident.lapsed(now, window)
         return "unproven" if gone and told.waits and not muted else ""
 
     rows = [(told, news_of(told)) for told in alerts if told.known or told.alert.fires or unproven(told)]

@@ -239,7 +239,7 @@ def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Inciden
     said = {
         "serves": f"{cell.clause} is broken on {where}{of}, which {later}",
         ROLLED_BACK: f"{cell.clause} is broken on {where}{of}, which {later}",
-        "unproven": f"{breach} {WENT_AWAY}{of}",
+        "unproven": f"{breach} {WENT_AWAY}{of}{f': {RUN_ENDED}' * _run_ended(incident)}",
         "fail": f"{cell.clause} {broken} on {where}{of}",
         "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}{of}",
         "inconclusive": f"{cell.clause} cannot be decided on {where}{of}",
@@ -262,7 +262,7 @@ def _alert(facts: _Facts, edge: Alert, lift: str) -> dict[str, Any]:
         did = [impact, _since(edge, facts.incident), *did, following]
     elif lift:
         did.append(lift)
-    description = " ".join((*did, _description(facts.contract, edge)))
+    description = " ".join((*did, _description(facts, edge)))
     if reason in _REPEATED_SENTENCES:
         description = f"{_REPEATED_SENTENCES[reason].format(lasted=_lasted(edge))} {description}"
     annotations = {"summary": summary(edge, facts.names, facts.incident), "description": description}
@@ -321,7 +321,8 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
         keeps = f"{first.cell.clause} keeps its limit again on {where}"
         what = "valid sequences come again" if first.on == "invalid-input" else keeps
         silent = "its kernel, or a recorder of it, fell silent, or its points arrive and are not judged"
-        return f"Nothing proves that {what}: {CLAUSE_GONE if facts.changed else silent}. The kernel may still serve."
+        why = f"{CLAUSE_GONE if facts.changed else silent}. The kernel may still serve"
+        return f"Nothing proves that {what}: {RUN_ENDED if _run_ended(facts.incident) else why}."
     if facts.contained:
         return (
             f"Routers keep requests on {where} away from the kernel that broke it, which is no longer measured there."
@@ -342,6 +343,7 @@ def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
     if first is None:
         return ""
     about = "clause-gone" if _alert_kind(first) == "unproven" and facts.changed else _alert_kind(first)
+    about = "run-ended" if about == "unproven" and _run_ended(facts.incident) else about
     return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=facts.contract.name)}."
 
 
@@ -353,6 +355,11 @@ def _lifting_sentence(commands: Sequence[str]) -> str:
 def _shows(edge: Alert) -> bool:
     """Return whether the last verdict still shows what the alert fires on."""
     return edge.end != WENT_AWAY and (edge.on != "fail" or edge.verdict.status is Status.FAIL)
+
+
+def _run_ended(incident: Incident | None) -> bool:
+    """Return whether an incident is closed because its run ended, though nothing refuted it."""
+    return incident is not None and incident.ended_unrefuted
 
 
 def links_note(base: str) -> str:
@@ -389,12 +396,14 @@ def _cell(edge: Alert) -> dict[str, Any]:
     }
 
 
-def _description(contract: Contract, edge: Alert) -> str:
-    verdict = edge.verdict
+def _description(facts: _Facts, edge: Alert) -> str:
+    contract, verdict = facts.contract, edge.verdict
     clause = next((clause for clause in contract.clauses if clause.id == edge.cell.clause), None)
     parts: list[str] = []
     if edge.fires and edge.end == WENT_AWAY:
-        parts.append("Its alert is over; the incident stays open until it is known how the breach ended.")
+        ended = "the incident is closed, and no message about its end follows"
+        lasts = "the incident stays open until it is known how the breach ended"
+        parts.append(f"Its alert is over; {ended if _run_ended(facts.incident) else lasts}.")
     elif edge.on in {"fail", "inconclusive"} and clause is not None and verdict.window:
         parts.append(_numbers(contract, clause, edge))
         if edge.fires:

@@ -193,6 +193,18 @@ class Incident:
         """Return whether it went away a window ago without proof of recovery, whether or not a route remains."""
         return self.went_away and now - self.last_until >= window
 
+    def lapsed(self, now: float, window: float) -> bool:
+        """Return whether for a window nothing has shown or refuted it: it fell silent, or an alert alone holds it."""
+        over = self.refuted or self.gone or self.state in {IncidentState.CONTAINED, IncidentState.RESOLVED}
+        held = self.on in OF_RECORDERS and all(cell.doubted for cell in self.broken)
+        return held and not over and now - max(cell.until or cell.at or now for cell in self.cells) >= window
+
+    @property
+    def ended_unrefuted(self) -> bool:
+        """True if it is closed because its run ended, and neither a verdict nor a person says that users are safe."""
+        over = self.state is IncidentState.RESOLVED and self.on in OF_RECORDERS
+        return over and self.run_ended and not (self.refuted or self.closing)
+
     @property
     def last_until(self) -> float:
         """Unix time in seconds at which the last of its cells ceased to be broken, of those that have."""
