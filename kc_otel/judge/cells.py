@@ -28,7 +28,7 @@ from kc_otel.contract.input_reasons import ON_PURPOSE, remedy
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin, Unit
 from kc_otel.contract.slices import ALL, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import NO_REPORT, NOTHING_TO_MEASURE, RUN_ENDED
+from kc_otel.contract.words import NEXT_DUE, NO_REPORT, NOTHING_TO_MEASURE, RUN_ENDED, moment
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.point_streams import OF_CLOCKS
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
@@ -73,6 +73,8 @@ class Current(NamedTuple):
     """Why there is nothing to judge; empty if there is."""
     fallen: Mapping[Pair, str]
     """Pairs that fell silent beside others while their promise was broken, and since when, in words."""
+    waits: Mapping[Pair, str]
+    """Pairs of which each recorder shut down cleanly, and when the next report is due, in words."""
     untimely: str
     """A sender's clock error, in words; empty where the clock seems right."""
     invalid: Mapping[Where, str]
@@ -117,6 +119,15 @@ class SilentPairs:
             self._known[pair] = None if quiet <= patience else quiet
         return self._known[pair]
 
+    def due(self, pair: Pair) -> str:
+        """Say when the next report of a pair is due whose recorders all shut down cleanly; empty without a schedule."""
+        heard, heartbeat = self._state.heard.get(pair), self._state.contract.observability.heartbeat
+        if heard is None or not self._state.has_ended(pair) or self.of(pair) is not None:
+            return ""
+        patience = heard.patience(heartbeat, ended=True)
+        every = f"reports came about every {_span(patience - heartbeat)}"
+        return f"{NEXT_DUE} {moment(heard.last + patience)}: {every}, and each recorder shut down"
+
 
 def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Current:
     """Return the inputs that determine a clause's cells."""
@@ -139,7 +150,8 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
         for version, said in silence.unmeasured.get(clause.id, {}).items()
         for slice in state.contract.slices_for(clause)
     }
-    return Current(every, first, absence, fallen, untimely, invalid, otherwise, silence.oldest, state.version)
+    waits = {pair: due for pair in every if (due := silence.due(pair))}
+    return Current(every, first, absence, fallen, waits, untimely, invalid, otherwise, silence.oldest, state.version)
 
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Evidence]:
@@ -166,6 +178,8 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
         for pair in sorted((present or of.first) - crowded - ({NO_PAIR} if crowded else set())):
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
             silent = absence or of.fallen.get(pair, "")
+            if not (of.silence or present) and measured.get(pair, math.inf) < of.oldest:
+                silent = of.waits.get(pair, silent)
             said = invalid if invalid.startswith(INVALID_INPUT) else silent or invalid
             yield Evidence(
                 Cell(contract.name, clause.id, slice, *pair),
