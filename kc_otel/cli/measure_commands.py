@@ -181,6 +181,12 @@ def rescore(
     weights: Annotated[str | None, typer.Option(help="Its weight version; requests of others are rejected.")] = None,
     adapter: Annotated[str, typer.Option(help="Its LoRA adapter; requests of others, or of none, are rejected.")] = "",
     follow: Annotated[bool, typer.Option(help="Wait for more requests, until stopped.")] = False,
+    with_engine: Annotated[
+        bool,
+        typer.Option(
+            help="The engine ends when this process does, as in one pod: its orderly end ends this kernel here."
+        ),
+    ] = False,
     batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
         Path | None,
@@ -213,6 +219,7 @@ def rescore(
     log_to_terminal()
     if not spool.exists() and not follow:
         refuse(f"{spool}: there is no such spool; serve with KC_OTEL_SPOOL={spool} first")
+    empty = threading.Event()
     with unusable(SpoolError, RescoreError):
         loaded = load(contract)
         score, kernel = _kernel(model, scorer, train_url, dtype, device)
@@ -220,7 +227,7 @@ def rescore(
             ExitStack() as files,
             stopped_by_signals() as stop,
             _opened(spool, stop) as reader,
-            Recorder(loaded, train=kernel, sampling=1.0, resource=instance_of(spool), serves=False) as recorder,
+            Recorder(loaded, train=kernel, sampling=1.0, resource=instance_of(spool), serves=empty.is_set) as recorder,
         ):
             kept = None
             if worst is not None:
@@ -239,6 +246,10 @@ def rescore(
             )
             started = time.monotonic()
             rescorer.run(stop, follow=follow)
+            if with_engine:
+                rescorer.run(threading.Event())  # what the engine has written since, or before it ends, too
+                if not (len(reader) or rescorer.totals.unexported):
+                    empty.set()
             totals, rate = rescorer.totals, rescorer.totals.prefilled / max(time.monotonic() - started, 1e-9)
             scored = f"{totals.requests:,} requests scored: {totals.tokens:,} sampled tokens compared"
             read = f"{totals.prefilled:,} read at {rate:,.0f} tokens/s; {len(reader):,} left in the spool"
