@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 _DTYPES = ("float32", "bfloat16", "float16")
 _POLL_SECONDS = 1.0
 _FOLDER_POLL_SECONDS = 5.0
+_PATIENCE_SECONDS = 5.0
+"""How long a command that will end waits for an endpoint that takes no export."""
+_LAST_SECONDS = 1.0
 
 
 class Redacted(StrEnum):
@@ -102,14 +105,19 @@ def import_files(
                 stopped=stop.is_set,
                 ledger=ledger,
                 follow=follow,
+                **({} if follow else {"patience": _PATIENCE_SECONDS}),
             )
             tried: set[Path] = set()
             for path in unseen(paths, ledger, stop, follow=follow, poll=_FOLDER_POLL_SECONDS):
                 tried.add(path)
                 _one(importer, path)
-            wanted = files_of(paths) if stop.is_set() and not follow else []
+                if importer.unexported and not follow:
+                    break
+            wanted = files_of(paths) if (stop.is_set() or importer.unexported) and not follow else []
             left = [path for path in wanted if path not in tried and path not in ledger]
             importer.finish()
+            if importer.unexported:
+                recorder.shutdown(_LAST_SECONDS)
             show(_import_lines(importer, recorder.stats()))
     if left:
         typer.echo(f"stopped: {len(left):,} files were not imported", err=True)
