@@ -16,7 +16,7 @@ from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, troubles
 from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time
-from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, RUN_ENDED, listed, number, place, together
+from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, NEXT_DUE, RUN_ENDED, listed, number, place, together
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _MEASURED = frozenset({"PASS", "INCONCLUSIVE", "FAIL"})
@@ -96,7 +96,7 @@ def _exit_code(
     cells: list[dict[str, Any]], incidents: list[dict[str, Any]], stray: Sequence[object], *, unknown: bool
 ) -> int:
     """Return the exit code: a broken kernel that fell silent beside others has no cell any more, but its incident."""
-    found = {cell["status"] for cell in cells}
+    found = {cell["status"] for cell in cells if not cell.get("reason", "").startswith(NEXT_DUE)}
     broken = {
         incident["on"]
         for incident in incidents
@@ -141,8 +141,9 @@ def _worst_first(cell: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _word(verdict: Mapping[str, Any]) -> str:
-    """NO TRAFFIC if requests are kept from the kernel, ENDED if its recorder shut down cleanly; else the status."""
-    silent = "ENDED" if verdict["reason"].startswith(RUN_ENDED) else str(verdict["status"])
+    """NO TRAFFIC if requests are kept from the kernel, ENDED after a clean end, NOT DUE between jobs; or the status."""
+    words = {RUN_ENDED: "ENDED", NEXT_DUE: "NOT DUE"}
+    silent = next((word for first, word in words.items() if verdict["reason"].startswith(first)), verdict["status"])
     return "NO TRAFFIC" if verdict["no_traffic"] else silent
 
 
