@@ -285,6 +285,15 @@ def test_a_loop_that_cannot_send_weights_does_not_ask_whether_to(recorder, asked
     assert obeyed == [f"{recorder.contract.name}/halt"]
 
 
+def test_ranks_act_together_on_what_the_first_is_asked(recorder, asked):
+    """Sending weights may be collective: a rank that is not asked sends them all the same, and ends with the others."""
+    sent, said = [], iter([("stale", None), (None, "broken")])
+    loop = recorder.follow(asked(), send_weights=lambda: sent.append(1))
+    assert loop.go_on(agree=lambda own: next(said) if own == (None, None) else own)
+    assert not loop.go_on(agree=lambda _: next(said))
+    assert (sent, loop.reason) == ([1], "broken")
+
+
 def test_directives_that_raise_cost_a_line(recorder, caplog):
     loop = recorder.follow(SimpleNamespace(sampling=lambda *_: 1.0), send_weights=print)
     assert loop.go_on()
