@@ -65,7 +65,8 @@ class Trainer:
         if sync:
             self.vllm_generation.sync_weights()
         _, completions, logprobs, _ = self.vllm_generation.generate(prompts=prompts, num_generations=GENERATIONS)
-        result = self.reward_funcs[0](prompts=["text"] * len(prompts), completion_ids=completions, task=tasks, **columns)
+        columns |= {"prompts": ["text"] * len(prompts), "completion_ids": completions, "task": tasks}
+        result = self.reward_funcs[0](**columns)
         if asyncio.iscoroutine(result):
             result = asyncio.run(result)
         assert result == [1.0] * len(prompts)
