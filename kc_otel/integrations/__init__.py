@@ -64,20 +64,20 @@ def listen(
     the call goes on as it would without.
     """
 
-    def tell(listener: Callable[..., object] | None, *args: Any, **kwargs: Any) -> None:
+    def tell(listener: Callable[..., object] | None, /, *args: Any, **kwargs: Any) -> None:
         try:
             if listener is not None:
                 listener(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a program must not fail because somebody watches
             failed(error)
 
-    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         tell(before, *args, **kwargs)
         returned = original(*args, **kwargs)
         tell(after, returned, *args, **kwargs)
         return returned
 
-    async def awaited(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def awaited(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         tell(before, *args, **kwargs)
         returned = await original(*args, **kwargs)
         tell(after, returned, *args, **kwargs)

@@ -93,10 +93,12 @@ def quarantine(
     judged = _named(contract, clauses)
     lengths = [len(row) for row in train] if isinstance(train, list) and np.ndim(train[0]) else None
     if lengths is not None:
-        rows = laid_out({"train": train, "inference": inference, "mask": mask}, like="train")
+        _, versions = split(None if weights is None else weights[1])
+        rows = laid_out({"train": train, "inference": inference, "mask": mask, "versions": versions}, like="train")
         if len(rows.kept) < rows.given:
             raise ValueError("train, inference, mask: sequences of different lengths")
         train, inference, mask = (rows.arrays[name] for name in ("train", "inference", "mask"))
+        weights = weights if versions is None or weights is None else (weights[0], rows.arrays["versions"])
     p, q = (
         renormalised(*(array if array is None else floats(array) for array in pair))
         for pair in zip((train, inference), kept or (None, None), strict=True)
@@ -312,11 +314,21 @@ class GuidedLoop:
                 kept=more.get("kept"),
                 weights=more.get("weights"),
             )
+            reduced = _where(mask, found.mask)
         except Exception as error:  # noqa: BLE001 - nothing is raised into the loop
             self._recorder.drop("quarantine-failed", error)
             return mask
         self._recorder.quarantined(found)
-        if is_tensor(mask) and is_tensor(found.mask):
-            return found.mask.to(mask.dtype)
-        both = isinstance(mask, np.ndarray) and isinstance(found.mask, np.ndarray)
-        return found.mask.astype(mask.dtype) if both else found.mask
+        return reduced
+
+
+def _where(mask: Any, stay: Any) -> Any:
+    """A mask where its tokens stay, as the kind of array that it is, or its rows are; of any other kind, `stay`."""
+    if isinstance(stay, list):
+        rows = [None] * len(stay) if mask is None else mask
+        return [_where(row, here) for row, here in zip(rows, stay, strict=True)]
+    if is_tensor(mask):
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+        return mask * torch.as_tensor(stay, device=mask.device)
+    return mask * stay if isinstance(mask, np.ndarray) and isinstance(stay, np.ndarray) else stay

@@ -148,8 +148,6 @@ def sides_of(work: QueuedBatch, rows: Rows) -> Iterator[tuple[Hashable, QueuedBa
             own["positions"] = at - at[0]
         if rewards is not None:
             own["rewards"] = rewards[index]
-        if rewards is not None:
-            own["rewards"] = rewards[index]
         prompt = row_of(prompts, index)
         unnamed = content_key((), prompt) if np.size(prompt) else None
         settings = {name: said[name] for name in ("role", "weights", "processing", "group_size")}

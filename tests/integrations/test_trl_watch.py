@@ -60,12 +60,13 @@ class Trainer:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         return model(ids).log_probs.sum()
 
-    def generated(self, prompts, tasks, *, order=(2, 0, 3, 1), sync=True):
+    def generated(self, prompts, tasks, *, order=(2, 0, 3, 1), sync=True, **columns):
         """One generation: weights, completions, rewards, and a shuffled batch."""
         if sync:
             self.vllm_generation.sync_weights()
         _, completions, logprobs, _ = self.vllm_generation.generate(prompts=prompts, num_generations=GENERATIONS)
-        result = self.reward_funcs[0](prompts=["text"] * len(prompts), completion_ids=completions, task=tasks)
+        columns |= {"prompts": ["text"] * len(prompts), "completion_ids": completions, "task": tasks}
+        result = self.reward_funcs[0](**columns)
         if asyncio.iscoroutine(result):
             result = asyncio.run(result)
         assert result == [1.0] * len(prompts)
@@ -122,6 +123,16 @@ def test_a_column_that_the_dataset_has_not_is_named(watched, caplog):
     trainer, _, _ = watched(contract={"slices": {"hard": {"where": {"difficulty": "> 3"}}}})
     trainer.generated(PROMPTS, TASKS)
     assert "slices use difficulty, which the dataset has no column for" in caplog.text
+
+
+def test_columns_may_have_any_name(watched, memory):
+    """A dataset's columns are keyword arguments of the reward functions, beside our own names."""
+    trainer, _, recorder = watched(contract={"assumptions": {"reward_range": [0, 1]}})
+    trainer.reward_weights = torch.ones(1)
+    names = ("original", "listener", "number", "scores", "owner", "name", "returned")
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS, **dict.fromkeys(names, TASKS)))
+    recorder.force_flush()
+    assert (memory.count("code"), memory.count("prose"), recorder.stats().dropped) == (6, 4, {})
 
 
 def test_a_batch_that_is_trained_on_again_counts_once(watched, memory):

@@ -68,6 +68,14 @@ def test_a_contract_on_densities_judges_densities(sides):
         kc_otel.compare(train + 3.0, inference + 3.0, contract=load_text(CONTRACT))
 
 
+def test_a_side_in_half_precision_is_noted(contract, sides):
+    train, inference, task = sides
+    rounded = train.astype(np.float16).astype(np.float64)
+    found = kc_otel.compare(rounded, inference, contract=contract, slices={"task": task})
+    assert "log-probabilities of the train side all lie on float16's grid" in repr(found)
+    assert "grid" not in repr(kc_otel.compare(train, inference, contract=contract, slices={"task": task}))
+
+
 def test_a_sequence_counts_once_and_a_side_that_is_a_copy_is_noted(contract, sides):
     train, inference, task = (side[:20] for side in sides)
     often = np.tile([train, inference], (20, 1))

@@ -295,7 +295,7 @@ class InstrumentedTrainer:
         if current is None or current.rewarded or current.step != step:
             self._newest[self._training] = RolloutBatch(step, weights, prompts)
 
-    def _rewarded(self, *_: Any, **given: Any) -> None:
+    def _rewarded(self, /, *_: Any, **given: Any) -> None:
         columns = {name: given[name] for name in self._columns if isinstance(given.get(name), list | tuple)}
         if missing := sorted(self._columns - columns.keys()):
             self._warn_once(
@@ -304,7 +304,7 @@ class InstrumentedTrainer:
         if (current := self._current) is not None:
             current.reward(given["completion_ids"], columns)
 
-    def _scored(self, number: int, scores: Any, *_: Any, **__: Any) -> None:
+    def _scored(self, number: int, scores: Any, /, *_: Any, **__: Any) -> None:
         if self._rewards and (current := self._current) is not None:
             current.score(number, scores)
 

@@ -211,8 +211,27 @@ def test_a_mask_leaves_out_what_is_in_quarantine(recorder, asked, logprobs):
     assert np.array_equal(kept[1:], mask[1:])
     recorder.force_flush()
     assert recorder.stats().quarantined == 1
-    kept = loop.compare(train, inference, mask=mask.astype(np.float32), attributes=tasks)
-    assert kept.dtype == np.float32, "a loss takes 1 - mask with and without a quarantine"
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.float32])
+@pytest.mark.parametrize("form", ["array", "rows", "torch", "rows of torch"])
+def test_the_mask_in_quarantine_is_the_callers_kind_of_array(recorder, asked, logprobs, form, dtype):
+    """A loss takes `1 - mask`, or weighs by it, with and without a quarantine; sequences may differ in length."""
+    train, inference = logprobs(3, 20)
+    train = train - np.array([[0.5], [0.0], [0.5]])
+    weight, sampled = dtype(0.5) if dtype is np.float32 else dtype(1), np.array([5, 5, 4])
+    given = [train, inference, np.full((3, 20), weight), np.repeat(sampled[:, None], 20, 1)]
+    if "rows" in form:
+        given = [[row[:length] for row, length in zip(side, (20, 15, 10), strict=True)] for side in given]
+    if "torch" in form:
+        given = [torch.tensor(side) if form == "torch" else list(map(torch.tensor, side)) for side in given]
+    loop = recorder.follow(asked(DirectiveKind.QUARANTINE_ROLLOUTS))
+    kept = loop.compare(*given[:2], mask=given[2], weights=(5, given[3]), attributes={"task": "code"})
+    assert [type(row) for row in kept] == [type(row) for row in given[2]]
+    assert [row.dtype for row in kept] == [row.dtype for row in given[2]]
+    assert [row.max().item() for row in kept] == [0, weight, weight]
+    recorder.force_flush()
+    assert recorder.stats().dropped == {}
 
 
 def test_what_truncation_kept_is_taken_into_account(recorder, asked):
@@ -283,6 +302,15 @@ def test_a_loop_that_cannot_send_weights_does_not_ask_whether_to(recorder, asked
     assert recorder.follow(router).go_on()
     obeyed = [said for name, said in router._report() if name == "obeys"]
     assert obeyed == [f"{recorder.contract.name}/halt"]
+
+
+def test_ranks_act_together_on_what_the_first_is_asked(recorder, asked):
+    """Sending weights may be collective: a rank that is not asked sends them all the same, and ends with the others."""
+    sent, said = [], iter([("stale", None), (None, "broken")])
+    loop = recorder.follow(asked(), send_weights=lambda: sent.append(1))
+    assert loop.go_on(agree=lambda own: next(said) if own == (None, None) else own)
+    assert not loop.go_on(agree=lambda _: next(said))
+    assert (sent, loop.reason) == ([1], "broken")
 
 
 def test_directives_that_raise_cost_a_line(recorder, caplog):
