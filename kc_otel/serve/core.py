@@ -403,7 +403,8 @@ class Core:
                 kernels=self._kernels(contract.name),
             )
             over = incident is None or incident.recovered or incident.state is IncidentState.RESOLVED
-            ends = body["status"] == "resolved" and over and message.reason is not MessageReason.UNFOLLOWED
+            unproven = message.reason is MessageReason.UNFOLLOWED or (incident is not None and incident.ended_unrefuted)
+            ends = body["status"] == "resolved" and over and not unproven
             self.outbox.enqueue(message.endpoint, contract.name, encode(body), now, group=body["groupKey"], ends=ends)
 
     def _kernels(self, contract: str) -> tuple[KernelInfo, ...]:

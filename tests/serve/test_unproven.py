@@ -234,6 +234,18 @@ def test_nobody_is_paged_for_what_was_over_before_anything_of_it_was_delivered(
     assert (status.waiting, status.parked) == (2 * contained, 0)
 
 
+def test_a_breach_that_a_run_left_unrefuted_is_delivered_though_its_endpoint_was_away(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    fleet.run(60, broken=0.001)
+    fleet.run(40, broken=0.4)
+    shut_down(fleet)
+    fleet.run(600)
+    assert fleet.states("fail") == []
+    assert fleet.reasons() == ["firing", "resolved"]
+    (status,) = fleet.core.outbox.status()
+    assert status.waiting == 2
+
+
 @pytest.mark.parametrize("by_pin", [False, True])
 @pytest.mark.parametrize("seconds", [150, 600])
 def test_a_contained_breach_that_breaks_again_is_routed_and_told_again(

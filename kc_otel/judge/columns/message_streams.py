@@ -93,11 +93,9 @@ class MessageStreams:
         if (message.rows < 0).any():
             self._block_unknown(message)
         behind = 0
-        for (name, horizon), state in zip(horizons.items(), self._states, strict=True):
-            own = (message.contracts == self._contract[name]) & (message.rows >= 0)
-            if own.any():
-                rows = message.rows if own.all() else np.where(own, message.rows, -1)
-                behind += state.fold(message, rows, horizon, now, self._message)
+        for number in {*message.contracts[message.rows >= 0].tolist()}:
+            state, rows = self._states[number], np.where(message.contracts == number, message.rows, -1)
+            behind += state.fold(message, rows, horizons[state.contract.name], now, self._message)
         for state, row in begun:
             state.streams.end_begin(row)
         taken = int(np.count_nonzero(message.taken))
