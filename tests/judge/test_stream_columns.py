@@ -421,6 +421,17 @@ def test_processes_that_record_the_same_share_all_but_their_rows():
     assert not fast.states["policy"].streams.alone
 
 
+def test_a_series_takes_nothing_in_other_buckets_than_it_holds():
+    """What came as columns is held against explicit bounds, though no pane has it yet, and they against it."""
+    exponential, explicit = Sender(instance="exponential"), Sender(instance="explicit", edges=(0.001, 0.1))
+    sent = (
+        *((0.0, exponential), (10.0, exponential), (400.0, exponential), (401.0, explicit)),
+        *((900.0, explicit), (901.0, exponential), (902.0, exponential)),
+    )
+    bodies = [(NOW + at, sender.request(NOW + at, [0.02] * 5).SerializeToString()) for at, sender in sent]
+    assert both(make_contract(), bodies).fast.counters["other_buckets"] == 3
+
+
 def test_counts_of_any_size_are_exact():
     """Counts of 2^32 and more take two words each."""
     sender, bodies = Sender(slice="all"), []
