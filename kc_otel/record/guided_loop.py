@@ -300,10 +300,10 @@ class GuidedLoop:
         """
         self._recorder.compare(train_logprobs, inference_logprobs, mask=mask, attributes=attributes, **more)
         contract = self._recorder.contract
-        slices = self._directives.quarantined(contract.name, self._recorder.inference_version)
-        if not slices:
-            return mask
         try:
+            slices = self._directives.quarantined(contract.name, self._recorder.inference_version)
+            if not slices:
+                return mask
             found = quarantine(
                 train_logprobs,
                 inference_logprobs,

@@ -313,11 +313,15 @@ def test_ranks_act_together_on_what_the_first_is_asked(recorder, asked):
     assert (sent, loop.reason) == ([1], "broken")
 
 
-def test_directives_that_raise_cost_a_line(recorder, caplog):
+def test_directives_that_raise_cost_a_line(recorder, logprobs, caplog):
     loop = recorder.follow(SimpleNamespace(sampling=lambda *_: 1.0), send_weights=print)
     assert loop.go_on()
     assert loop.go_on()
     assert caplog.text.count("cannot be told; training goes on") == 1
+    mask = np.ones((2, 8))
+    assert loop.compare(*logprobs(2, 8), mask=mask) is mask
+    recorder.force_flush()
+    assert recorder.stats().dropped == {"quarantine-failed": 1}
 
 
 def test_a_halt_ends_the_loop_for_good(recorder, asked):
