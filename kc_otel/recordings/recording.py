@@ -37,6 +37,20 @@ def group_of(attributes: Mapping[str, Scalar]) -> Scalar | None:
     return next((name for name in given if not (isinstance(name, float) and math.isnan(name))), None)
 
 
+def step_of(attributes: Mapping[str, Scalar]) -> tuple[Scalar | None, Scalar | None]:
+    """Training weights and step of a sequence; None for each that is not known, or NaN."""
+    weights, step = (
+        None if isinstance(value := attributes.get(name), float) and math.isnan(value) else value
+        for name in ("train_weights", "step")
+    )
+    return weights, step
+
+
+def prompt_of(attributes: Mapping[str, Scalar]) -> tuple[Scalar | None, ...] | None:
+    """Name of a sequence's prompt with its `step_of`: at another step it is another prompt; None without a name."""
+    return None if (name := group_of(attributes)) is None else (*step_of(attributes), name)
+
+
 PROMPT_IDS: Final = ("prompt_ids", "prompt_token_ids")
 
 
@@ -111,8 +125,8 @@ class Recording:
 
     @property
     def prompts(self) -> NDArray[np.int64] | None:
-        """Number of each sequence's prompt, int64 [S]; None where none has a `group_of`. Others are alone in theirs."""
-        names = [group_of(attributes) for attributes in self.attributes]
+        """Number of each sequence's prompt, int64 [S]; None where no prompt is named. Others are alone in theirs."""
+        names = [prompt_of(attributes) for attributes in self.attributes]
         if all(name is None for name in names):
             return None
         number: dict[object, int] = {}

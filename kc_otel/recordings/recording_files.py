@@ -25,7 +25,7 @@ from kc_otel.record.measure.sampled import TOLERANCE, renormalised, saturated
 from kc_otel.record.weight_versions import as_version
 from kc_otel.recordings.importers.trainer_files import files_of, trainer_of, trainer_table
 from kc_otel.recordings.read_table import ALIASES, ATTRIBUTES, FLOATS, MASK, LinesRead, Problems, RaggedTable, read_own
-from kc_otel.recordings.recording import DENSITY, GROUPS, Recording, RecordingError, group_of
+from kc_otel.recordings.recording import DENSITY, GROUPS, Recording, RecordingError, prompt_of
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
 _HALF_PRECISION: Final = 0.25
@@ -291,7 +291,7 @@ def _not_sampled(
         train, inference, ids = (given[role][: lengths[few].sum()] for role in ("train", "inference", "token_ids"))
         if said := penalised(train, inference, ids, lengths[few]):
             return "penalised_sampling", said
-    prompts = [group_of(table.attributes[row]) for row in numbers]
+    prompts = [prompt_of(table.attributes[row]) for row in numbers]
     first = ("token_ids" in given and None not in prompts) and (given["inference"][starts], given["token_ids"][starts])
     if first and (said := more_than_all(*first, prompts)):
         return "not_sampled", said

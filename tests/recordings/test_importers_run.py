@@ -352,3 +352,12 @@ def test_rollouts_of_a_prompt_count_once_wherever_in_the_file_they_are(
     assert made.stats().batches == 10
     (rollouts,) = memory.points("kc.sampling.rollouts", kc_slice="all")
     assert (rollouts.count, rollouts.sum) == (5 + unnamed, 30)
+
+
+def test_a_prompt_of_another_step_of_a_file_counts_by_itself(recorders, contract, memory, write):
+    """Without weights, too: the recorder knows no step then."""
+    lines = [sequence(seed=n, step=n // 8, group=n % 4) for n in range(24)]
+    made = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
+    assert Importer(made).file(write("log.jsonl", lines))
+    (rollouts,) = memory.points("kc.sampling.rollouts", kc_slice="all")
+    assert (rollouts.count, rollouts.sum) == (12, 24)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -243,6 +244,17 @@ def test_prompt_tokens_name_the_prompt_where_no_column_does(tmp_path, ending):
     assert of(group=np.full(4, np.nan)) is None
     assert of(group=np.full(4, np.nan), prompt_ids=prompts).tolist() == [0, 0, 1, 0]
     assert of(group=[1, 2, 2, 3], prompt_ids=prompts).tolist() == [0, 1, 1, 2], "a column that names prompts wins"
+
+
+@pytest.mark.parametrize("of", ["step", "train_weights"])
+@pytest.mark.parametrize("named", [{"group": [7, 7, 7, 7, 8]}, {"prompt_ids": [[5, 17]] * 4 + [[3, 8]]}])
+def test_a_prompt_of_another_step_is_another_prompt(tmp_path, of, named):
+    """As in the Recorder: loops number the prompts of each batch anew, and a second epoch has the same ones."""
+    sides = np.log(np.random.default_rng(4).uniform(0.1, 0.9, (5, 3)))
+    path = write_columns(tmp_path / "log.jsonl", train_logprobs=sides, inference_logprobs=sides - 0.01,
+                         **named, **{of: [1, 1, 2, 2, 2]})  # fmt: skip
+    assert load_recording(path).prompts.tolist() == [0, 0, 1, 1, 2]
+    assert load_recording(path).with_attributes({of: math.nan}).prompts.tolist() == [0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -14,7 +14,7 @@ than eight tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
@@ -22,9 +22,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.slices import Scalar
 from kc_otel.record.measure.rounding import coarse_side
-from kc_otel.recordings.recording import Recording, group_of
+from kc_otel.recordings.recording import Recording, prompt_of
 
 _MIN_TELLING_TOKENS: Final = 8
 """Fewest tokens that are no certainties, from which on a sequence that occurs again was not sampled again by chance."""
@@ -100,11 +99,11 @@ def first_of_each(*recordings: Recording) -> list[NDArray[np.bool_]]:
 def _repeating_prompts(recordings: Sequence[Recording]) -> NDArray[np.int64]:
     """Number of the prompt of each sequence that is probable enough to be sampled again for it, int64 [S]; -1 for none.
 
-    A prompt is one observation, however many rollouts it has, so that these repeats make no evidence.
+    A prompt is one observation of its step, however many rollouts it has, so that these repeats make no evidence.
     """
-    numbers: dict[tuple[int, Scalar], int] = {}
+    numbers: dict[Hashable, int] = {}
     return np.array([
-        -1 if total <= -_UNREPEATED_NATS or (name := group_of(row)) is None
+        -1 if total <= -_UNREPEATED_NATS or (name := prompt_of(row)) is None
         else numbers.setdefault((file, name), len(numbers))
         for file, recording in enumerate(recordings)
         for row, total in zip(recording.attributes, np.add.reduceat(recording.inference, recording.starts), strict=True)

@@ -24,7 +24,7 @@ from kc_otel.judge.verdicts import Evidence, Window
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, log_ratio, saturated
 from kc_otel.record.slice_table import Places, SliceTable
-from kc_otel.recordings.recording import GROUPS, PROMPT_IDS, Recording
+from kc_otel.recordings.recording import GROUPS, PROMPT_IDS, Recording, step_of
 from kc_otel.stats import Binned, reward_sides
 
 ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
@@ -110,7 +110,7 @@ class RecordingObservations:
         if known.per is Unit.PROMPT:
             return means
         number: dict[object, int] = {}
-        steps = [number.setdefault(self.recording.attributes[row].get("step"), len(number)) for row in first]
+        steps = [number.setdefault(step_of(self.recording.attributes[row]), len(number)) for row in first]
         return _means(means, np.array(steps))[0]
 
     def _of_sequences(self, quantity: str) -> NDArray[np.float64] | None:

@@ -34,7 +34,7 @@ from kc_otel.record.telemetry.environment import try_export
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete
 from kc_otel.recordings.read_table import LinesRead, Problems, RewrittenError, lines
-from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, lag_unknown
+from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, lag_unknown, prompt_of
 from kc_otel.recordings.recording_files import digest_of, read_file
 
 _log: Final = logging.getLogger("kc_otel")
@@ -273,7 +273,7 @@ class Importer:
 
 def _chunks(of: Recording) -> Iterator[tuple[Recording, list[int]]]:
     """Sequences that can be one batch, of about `_CHUNK_TOKENS` tokens, and how many rollouts each one's prompt has."""
-    rollouts = Counter((_weights(row)[0], _prompt(row)) for row in of.attributes)
+    rollouts = Counter(map(_prompt, of.attributes))
     alike: dict[Hashable, list[int]] = {}
     for index, row in enumerate(of.attributes):
         alike.setdefault((_weights(row), row.get("step"), row.get(DENSITY) is True), []).append(index)
@@ -284,19 +284,19 @@ def _chunks(of: Recording) -> Iterator[tuple[Recording, list[int]]]:
             inside = np.zeros(of.lengths.size, dtype=np.bool_)
             inside[group[begin:end]] = True
             part = of.only(inside)
-            yield part, [rollouts[_weights(row)[0], _prompt(row)] for row in part.attributes]
+            yield part, [rollouts[_prompt(row)] for row in part.attributes]
 
 
 def _prompt(row: Mapping[str, Scalar]) -> Hashable:
-    """Return the name of a sequence's prompt; without one the sequence is the only rollout of a prompt of its own."""
-    return id(row) if (name := group_of(row)) is None else name
+    """Return a sequence's `prompt_of`; without one the sequence is the only rollout of a prompt of its own."""
+    return id(row) if (prompt := prompt_of(row)) is None else prompt
 
 
 def _prompt_name(row: Mapping[str, Scalar]) -> str:
     """Return a short name of a sequence's prompt and step, which is the same in every process; "" without a prompt."""
-    if (name := group_of(row)) is None:
+    if (prompt := prompt_of(row)) is None:
         return ""
-    return hashlib.blake2b(repr((_weights(row)[0], row.get("step"), name)).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(repr(prompt).encode(), digest_size=6).hexdigest()
 
 
 def _weights(row: Mapping[str, Scalar]) -> tuple[int | str | None, int | str | None]:

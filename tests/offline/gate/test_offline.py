@@ -235,6 +235,22 @@ def test_a_sequence_without_a_prompt_does_not_make_the_others_independent():
     assert replace(made, attributes=one_less).prompts.max() + 1 == 51
 
 
+@pytest.mark.parametrize("of", ["step", "train_weights"])
+def test_drift_of_one_step_is_not_averaged_away_with_prompts_of_the_same_name(of):
+    """A share of prompts, or of steps, counts every step that a prompt was sampled at."""
+    clauses = "".join(
+        f"  - {{id: {unit}, metric: tv_token, statistic: fraction > 0.1, unit: {unit}, limit: 5%}}\n"
+        for unit in ("prompt", "step")
+    )
+    contract = load_text(TEXT[: TEXT.index("  - {id: token-tv")] + clauses)
+    made = recording(tasks=("prose", "prose", "prose", "code"), code=0.8)
+    rows = tuple({**row, "group": 0, "lag": 0, of: number} for number, row in enumerate(made.attributes))
+    found = judge(contract, by_contract(replace(made, attributes=rows), contract), 0.0)
+    assert found.prompts == 200
+    of_all = [(str(v.status), v.samples) for v in found.verdicts if v.cell.slice == "all"]
+    assert of_all == [("FAIL", 200), ("FAIL", 200)]
+
+
 def test_a_column_that_cannot_be_read_is_named_where_it_is_missed(tmp_path):
     head = TEXT[: TEXT.index("runtime:")].replace("slices:", "assumptions: {reward_range: [0, 1]}\nslices:")
     contract = load_text(head + "  - {id: reward, metric: reward_drift, limit: 0.1}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -337,6 +338,10 @@ def test_a_probable_answer_of_a_prompt_may_be_sampled_again(noise):
         # Copies under the names of other prompts, or under none, are no evidence.
         (first,) = first_of_each(recorded(made, ids=ids, groups=others, drift=0.0))
         assert 30 <= first.sum() <= 210
+    again = recorded(made, ids=ids, groups=prompts.tolist(), drift=0.0)
+    rows = tuple({**row, "step": number % 2} for number, row in enumerate(again.attributes))
+    (first,) = first_of_each(replace(again, attributes=rows))
+    assert 180 <= first.sum() <= 210, "a copy under another step is no evidence either"
     long = [sequence for sequence in sampled(20) for _ in range(12)]
     (first,) = first_of_each(recorded(long, groups=np.repeat(np.arange(20), 12).tolist()))
     assert first.sum() == 20
