@@ -231,7 +231,8 @@ def _judge(
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
     `recordings` returns files once the options are known to be good, given the kernels and whether a growing recording
-    decides. Evidence of an earlier gate is removed first: this one may end without a decision. Inputs stay.
+    decides. Evidence and reports of an earlier gate are removed first: this one may end without a decision. Inputs
+    stay, and so do reports that no gate wrote until there is a decision.
     """
     with unusable():
         read = files_of(filter(Path.exists, map(Path, [contract, *inputs])))
@@ -240,6 +241,9 @@ def _judge(
                 raise ValueError(f"{option}: {report} is an input of this command; name another file")
         if evidence is not None:
             remove_evidence(evidence)
+        for report in (junit, markdown):
+            if report is not None and report.is_file() and gate_report.is_report(report.read_text(errors="replace")):
+                report.unlink()
     with unusable():
         checked = check(contract)
         promise, text = checked.sound(), checked.text

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL, Scalar
+from kc_otel.contract.slices import ALL, LENGTH, Scalar
 from kc_otel.diagnose.captures import is_capture, read_capture
 from kc_otel.offline.python_names import python_name
-from kc_otel.recordings.read_table import records
+from kc_otel.recordings.read_table import ALIASES, MASK, Problems, records, row_attributes, scalars_of
+from kc_otel.recordings.recording import PROMPT_IDS
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.recordings.spool import SpoolReader
 
-_PROMPT_COLUMNS: Final = ("prompt_ids", "prompt_token_ids")
 _TOKEN_COLUMNS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
 _MAX_SPOOLED_REQUESTS: Final = 4096
 _MAX_CONSIDERED: Final = 65_536
@@ -50,8 +50,8 @@ def read_sequences(
 ) -> tuple[TokenSequence, ...]:
     """Sequences of one slice of a file or a program, from all over it and of many prompts; all of a capture.
 
-    JSON lines have `token_ids` and, where known, `prompt_ids`, `attributes` and `messages`; whatever else
-    `load_recording` reads is a recording with token ids. A program is `FILE.py:NAME`, given the slice.
+    JSON lines have `token_ids` and, where known, `prompt_ids`, `messages`, and `attributes` or columns of them; what
+    else `load_recording` reads is a recording with token ids. A program is `FILE.py:NAME`, given the slice.
     """
     if contract is not None and slice != ALL and slice not in contract.slices:
         known = ", ".join((ALL, *contract.slices))
@@ -109,23 +109,27 @@ def _has_tokens(path: Path) -> bool:
     """Return whether a file holds JSON lines and the first one has tokens."""
     lines = path.name.removesuffix(".gz").endswith(".jsonl") and path.is_file()
     first = next((row for _, row in records(path)), None) if lines else None
-    return first is not None and any(first.get(name) is not None for name in (*_PROMPT_COLUMNS, *_TOKEN_COLUMNS))
+    return first is not None and any(first.get(name) is not None for name in (*PROMPT_IDS, *_TOKEN_COLUMNS))
 
 
 def _row(where: str, row: Any) -> TokenSequence:
     if not isinstance(row, dict):
         raise ValueError(f"{where}: is no object; write {{'prompt_ids': [...], 'token_ids': [...]}}")  # noqa: TRY004 - a wrong file
-    prompt = _ids(row, _PROMPT_COLUMNS, where, needed=False)
-    ids = (*prompt, *_ids(row, _TOKEN_COLUMNS, where, needed=True))
+    prompt = _ids(row, PROMPT_IDS, where, needed=False)
+    completion = _ids(row, _TOKEN_COLUMNS, where, needed=True)
+    ids = (*prompt, *completion)
     if len(ids) < 2:
         raise ValueError(f"{where}: token_ids: {len(ids)} tokens; a sequence needs two")
-    attributes = row.get("attributes") or {}
+    problems = Problems()
+    attributes = scalars_of(row_attributes(row, {}, where, problems))
     messages = row.get("messages") or ()
-    if not isinstance(attributes, Mapping):
-        raise ValueError(f"{where}: attributes: {type(attributes).__name__} is no object")  # noqa: TRY004 - a wrong file
+    if problems.all():
+        raise ValueError(*problems.all())
     if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
         raise ValueError(f"{where}: messages: write a list of {{'role': ..., 'content': ...}}")
-    return TokenSequence(ids, len(prompt), attributes, tuple(messages))
+    masks = [mask for name in ALIASES[MASK] if isinstance(mask := row.get(name), list) and len(mask) == len(completion)]
+    counted = sum(map(all, zip(*masks, strict=True))) if masks else len(completion)
+    return TokenSequence(ids, len(prompt), {LENGTH: counted, **attributes}, tuple(messages))
 
 
 def _ids(row: Mapping[str, Any], names: Sequence[str], where: str, *, needed: bool) -> list[int]:

@@ -205,7 +205,7 @@ def table_of_rows(
             names, late = _resolved(problems.source, row, columns), _COLUMNS - row.keys()
         for role, name in names.items():
             parts.setdefault(role, []).append(_numbers(role, name, row.get(name), place, problems))
-        given = _row_attributes(row, names, place, problems)
+        given = row_attributes(row, names, place, problems)
         attributes.append(with_prompt(scalars_of(given), given))
         for name in given.keys() - attributes[-1].keys() - unread.keys():
             if given[name] is not None:
@@ -322,7 +322,7 @@ def _numbers(role: str, name: str, value: Any, place: str, problems: Problems) -
     return np.empty(0)
 
 
-def _row_attributes(row: Mapping[str, Any], names: Mapping[str, str], place: str, problems: Problems) -> dict[str, Any]:
+def row_attributes(row: Mapping[str, Any], names: Mapping[str, str], place: str, problems: Problems) -> dict[str, Any]:
     """Return a row's attributes: its other columns, and the content of `attributes`."""
     found = {name: value for name, value in row.items() if name not in names.values()}
     written = found.pop(ATTRIBUTES, None)

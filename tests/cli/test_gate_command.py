@@ -161,6 +161,19 @@ def test_a_gate_without_a_decision_leaves_no_evidence_of_the_one_before(run, con
     assert (code, out, "cannot be read" in err) == (2, "", True)
 
 
+@pytest.mark.parametrize("option", ["--junit", "--markdown"])
+def test_a_gate_without_a_decision_leaves_no_report_of_the_one_before(run, contract, tmp_path, option):
+    """A job that shows what lies there would be green; a file that no gate wrote stays until there is a decision."""
+    report = tmp_path / "report"
+    assert run("gate", "run", contract, write(tmp_path / "good.npz"), option, report)[0] == 0
+    assert report.exists()
+    assert run("gate", "run", contract, tmp_path / "none.npz", option, report)[0] == 2
+    assert not report.exists()
+    report.write_text("## my own\n")
+    assert run("gate", "run", contract, tmp_path / "none.npz", option, report)[0] == 2
+    assert report.read_text() == "## my own\n"
+
+
 @pytest.mark.parametrize("option", ["--evidence", "--junit", "--markdown"])
 @pytest.mark.parametrize("name", ["policy.yaml", "good.npz", "folder/good.npz"])
 def test_a_gate_replaces_no_file_that_it_reads(run, contract, tmp_path, option, name):

@@ -14,6 +14,7 @@ from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import read_sequences
 from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.recording_files import load_recording
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool, SpoolReader
 from tests.tools.contracts import contract_of
@@ -41,6 +42,22 @@ def test_a_recording_gives_its_tokens_by_sequence(tmp_path):
     assert len(read_sequences(tmp_path / "with.npz", most=3)) == 3
     with pytest.raises(ValueError, match="has no token_ids; record them"):
         read_sequences(tmp_path / "without.npz")
+
+
+def test_lines_have_the_attributes_that_a_recording_of_them_has(tmp_path):
+    """Columns of their own, and the number of tokens: `locate` takes the slice that `gate` judged."""
+    contract = contract_of(slices={"long": {"where": {"task": "code", "completion_tokens": ">= 3"}}})
+    rows = [
+        {"prompt_ids": [9], "token_ids": [*range(4)], "task": task, "lag": 0, "mask": [1, 1, counts, 0],
+         "train_logprobs": [-1.0] * 4, "inference_logprobs": [-1.0] * 4}
+        for task in ("code", "prose") for counts in (0, 1)
+    ]  # fmt: skip
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = read_sequences(path, contract=contract, slice="long")
+    assert (found.token_ids, found.prompt_tokens) == ((9, 0, 1, 2, 3), 1)
+    (judged,) = (row for row in load_recording(path).attributes if "long" in contract.slices_of(row))
+    assert judged == {**found.attributes, "prompt_id": judged["prompt_id"]}
 
 
 def test_what_import_reads_gives_its_tokens(tmp_path):
@@ -110,7 +127,7 @@ def test_a_program_is_asked_for_the_slice(tmp_path):
         ('{"token_ids": [true, 2]}', "rows.jsonl:2: token_ids: is no list of whole numbers"),
         ('{"token_ids": [1]}', "rows.jsonl:2: token_ids: 1 tokens; a sequence needs two"),
         ('{"prompt_ids": [1, 2]}', "rows.jsonl:2: has no token_ids"),
-        ('{"token_ids": [1, 2], "attributes": 3}', "attributes: int is no object"),
+        ('{"token_ids": [1, 2], "attributes": 3}', "rows.jsonl:2: attributes: 3 is not a JSON object"),
     ],
 )
 def test_a_line_that_is_no_sequence_is_named(tmp_path, line, said):

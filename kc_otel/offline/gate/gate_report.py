@@ -32,6 +32,8 @@ _MAX_ROWS: Final = 200
 _MARKDOWN_CHARACTERS: Final = re.compile(r"([\\|<>`*_\[\]])")
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _UNNAMED_SLICE: Final = "such a slice"
+_JUNIT_NAME: Final = "kernel contract "
+_MARKDOWN_END: Final = ": of each PASS, and against any FAIL by chance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,12 @@ def markdown(gate: OfflineGate) -> str:
         counts = f"{about.recording.lengths.size:,} sequences, {about.recording.train.size:,} tokens"
         text.append(f"- {safe(about.name)}: {counts}, sha256 `{about.sha256}`")
     confidence = 100 * gate.contract.observability.confidence
-    return "\n".join([*text, f"- confidence {confidence:g}%: of each PASS, and against any FAIL by chance", ""])
+    return "\n".join([*text, f"- confidence {confidence:g}%{_MARKDOWN_END}", ""])
+
+
+def is_report(text: str) -> bool:
+    """Return whether a file's text is what `junit` or `markdown` gives."""
+    return f'<testsuites name="{_JUNIT_NAME}' in text or (text.startswith("## ") and _MARKDOWN_END in text)
 
 
 def _row(gate: OfflineGate, finding: GateFinding) -> tuple[str, ...]:
@@ -278,7 +285,7 @@ def junit(gate: OfflineGate) -> str:
     }
     if gate.unjudged:
         suites["not judged"] = [(of.clause, of.clause, "skipped", f"not judged: {of.why}") for of in gate.unjudged]
-    root = ET.Element("testsuites", name=_text(f"kernel contract {name}"))
+    root = ET.Element("testsuites", name=_text(f"{_JUNIT_NAME}{name}"))
     for title, cases in suites.items():
         suite = ET.SubElement(root, "testsuite", name=_text(f"{name}: {title}"))
         for case, clause, result, message in cases:

@@ -3,8 +3,8 @@
 A trend is a rank correlation (Kendall's tau) of ten medians of consecutive steps with time: medians of blocks are
 nearly independent where steps are not, and its distribution under none is exact. It is told at 1 in 1,000, and only
 where the last medians are at least twice, or at most half, of the first. A run that is stopped soon after a change has
-too few steps for that: a level that has changed until the end is not denied. Nothing here is a verdict: that takes
-tokens.
+too few steps for that, and the drift of a policy that has collapsed may fall by itself: neither a level that has
+changed until the end nor one that came back is denied. Nothing here is a verdict: that takes tokens.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ with extra("stats", "what a log of averages can tell"):
     from scipy import stats
 
 _BLOCK_COUNT: Final = 10
+_MIN_STEPS: Final = 3 * _BLOCK_COUNT
+"""Numbers that a trend takes."""
 _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
 _SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse", "drift-and-entropy"})
 """Rules of how large drift is: drift that is NaN or infinite is larger than any number."""
-_RULES_OF_A_RISE: Final = frozenset({"drift-before-collapse", "drift-and-entropy"})
 _TRENDS: Final = {"drift-rises": 1, "tail-grows": 1, "ess-falls": -1, "ratio-falls": -1}
 _MIN_LATE_STEPS: Final = 5
 _NOT_FINITE: Final = 1e300
@@ -79,7 +80,7 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
     if missing := [role for role in needed if role not in roles]:
         names = ", ".join(f"{role} (such as {ROLES[role][0]})" for role in missing)
         return None, f"not in the log: {names}; if it has another name there: --name {missing[0]}=NAME"
-    if rule in _RULES_OF_A_RISE and (rises := _judged(log, roles, "drift-rises"))[0] is not True:
+    if rule == "drift-and-entropy" and (rises := _judged(log, roles, "drift-rises"))[0] is not True:
         return rises
     parts = [(log[roles[role]][0], _values(log, role, roles[role])) for role in needed]
     steps = parts[0][0]
@@ -102,9 +103,24 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
         said = judge(steps, _steps_beside(log, roles["drift"]))
     else:
         said = judge(steps[kept], *values)
-    if said is None and rule in _TRENDS and (late := _late(steps[kept], values[0], _TRENDS[rule])):
-        return None, late
+    if said is None and (doubt := _doubt(rule, roles, steps[kept], values)):
+        return None, doubt
     return said is not None, said or ""
+
+
+def _doubt(rule: str, roles: Mapping[str, str], steps: Steps, values: list[Floats]) -> str:
+    """Say why the log cannot tell what a rule did not find; empty if the rule denies it."""
+    if rule == "level-absurd" and (unit := _unit(roles["drift"])):
+        return _absurd_for_a_while(steps, values[0], ABSURD[unit])
+    if rule == "drift-before-collapse":
+        fell = _fell(values[1])
+        before = "" if fell is None or fell < _MIN_STEPS else _late(steps[:fell], values[0][:fell], 1)
+        if before:
+            return f"before the reward was halfway down at step {steps[fell]}, {before}"
+        return "" if _trend(values[0], 1) else _doubt("drift-rises", roles, steps, values)
+    if rule not in _TRENDS:
+        return ""
+    return _late(steps, values[0], _TRENDS[rule]) or _for_a_while(steps, values[0], _TRENDS[rule])
 
 
 def _unit(name: str) -> Unit | None:
@@ -166,7 +182,26 @@ def _late(steps: Steps, values: Floats, sign: int) -> str:
     if np.quantile(high, 0.1) < _MIN_LEVEL_RATIO * np.quantile(low, 0.9):
         return ""  # it wanders
     went = f"{'rose' if sign > 0 else 'fell'} {_change(values, sign)}"
-    return f"it {went} within the last {after.size} steps, from step {steps[onset]} on: too few to tell a trend"
+    return f"it {went} from step {steps[onset]} on: {after.size} entries of the log, too few to tell a trend"
+
+
+def _for_a_while(steps: Steps, values: Floats, sign: int) -> str:
+    """Say that the level changed for more than a few steps and came back; empty if it did not."""
+    start, end = _longest(_changed(values, sign))
+    first, then = values[: max(values.size // 10, 3)], values[start:end]
+    low, high = (first, then) if sign > 0 else (then, first)
+    if not then.size or np.quantile(high, 0.1) < _MIN_LEVEL_RATIO * np.quantile(low, 0.9):
+        return ""  # it wanders
+    went, came = ("rose", "fell") if sign > 0 else ("fell", "rose")
+    levels = f"from {_level(np.median(first))} to {_level(np.median(then))}"
+    return f"it {went} {levels} at steps {steps[start]} to {steps[end - 1]}, and {came} again: no trend, and not level"
+
+
+def _longest(mask: NDArray[np.bool_]) -> tuple[int, int]:
+    """Return start and end of the longest stretch of True, if that is more than exceptions are; else 0 and 0."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
+    start, end = max(edges, key=lambda edge: edge[1] - edge[0], default=(0, 0))
+    return (start, end) if end - start > max(_MAX_EXCEPTION_SHARE * mask.size, _MIN_LATE_STEPS) else (0, 0)
 
 
 def _change(values: Floats, sign: int = 0) -> str:
@@ -174,16 +209,28 @@ def _change(values: Floats, sign: int = 0) -> str:
     onset = _onset(values, sign) if sign else values.size
     last = _medians(values)[-3:] if onset <= values.size * 7 // 10 or onset == values.size else values[onset:]
     levels = (float(np.median(part)) for part in (_medians(values)[:3], last))
-    first, now = (f"{level:.3g}" if level < _NOT_FINITE / 2 else "NaN or infinite values" for level in levels)
+    first, now = map(_level, levels)
     return f"from {first} to {now}"
+
+
+def _level(level: float) -> str:
+    return f"{level:.3g}" if level < _NOT_FINITE / 2 else "NaN or infinite values"
 
 
 def _onset(values: Floats, sign: int = 1) -> int:
     """The place from which on the median of five stays above twice (1) or below half of the first tenth, or the end."""
-    smooth = np.array([np.median(values[max(at - 4, 0) : at + 1]) for at in range(values.size)])
-    level = (2.0 if sign > 0 else 0.5) * np.median(values[: max(values.size // 10, 3)])
-    before = np.flatnonzero(smooth * sign <= level * sign)
+    before = np.flatnonzero(~_changed(values, sign))
     return int(before[-1]) + 1 if before.size else 0
+
+
+def _changed(values: Floats, sign: int) -> NDArray[np.bool_]:
+    """Return at which places the median of five is above twice (1) or below half (-1) of the first tenth."""
+    level = (2.0 if sign > 0 else 0.5) * np.median(values[: max(values.size // 10, 3)])
+    return np.asarray(_smooth(values) * sign > level * sign)
+
+
+def _smooth(values: Floats) -> Floats:
+    return np.array([np.median(values[max(at - 2, 0) : at + 3]) for at in range(values.size)])
 
 
 def _drift_rises(steps: Steps, drift: Floats) -> str | None:
@@ -195,22 +242,30 @@ def _drift_rises(steps: Steps, drift: Floats) -> str | None:
 
 
 def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
+    fell = _fell(reward)
+    if fell is None:
+        return None
+    # Up to the fall, too: a policy that has collapsed may drift less.
+    for judged in (drift, drift[:fell]):
+        if judged.size >= _MIN_STEPS and (onset := _onset(judged)) < fell and _trend(judged, 1):
+            return (
+                f"drift was above twice its initial value from step {steps[onset]}, and the reward was halfway down at "
+                f"step {steps[fell]}: the order alone does not prove the cause; a run in float32, or with a "
+                "correction, does"
+            )
+    return None
+
+
+def _fell(reward: Floats) -> int | None:
+    """The place at which the reward had lost half of what it lost by the end; None if it did not collapse."""
     medians = _medians(reward)
     best = int(medians.argmax())
     gained, lost = medians[best] - medians[0], medians[best] - medians[-1]
     noise = float(np.median(np.abs(np.diff(reward)))) + 1e-12
-    if not (0 < best < _BLOCK_COUNT - 1 and lost > 0.5 * gained and lost > 4.0 * noise) or not _trend(drift, 1):
+    if not (0 < best < _BLOCK_COUNT - 1 and lost > 0.5 * gained and lost > 4.0 * noise):
         return None
-    width = steps.size // _BLOCK_COUNT
-    after = reward[best * width :]
-    gone = np.flatnonzero(after < medians[best] - 0.5 * lost)
-    fell, onset = int(steps[best * width + gone[0]]), _onset(drift)
-    if onset == steps.size or (rose := int(steps[onset])) >= fell:
-        return None
-    return (
-        f"drift was above twice its initial value from step {rose}, and the reward was halfway down at step {fell}: "
-        "the order alone does not prove the cause; a run in float32, or with a correction, does"
-    )
+    start = best * (reward.size // _BLOCK_COUNT)
+    return start + int(np.flatnonzero(reward[start:] < medians[best] - 0.5 * lost)[0])
 
 
 def _entropy(_: Steps, drift: Floats, entropy: Floats) -> str:
@@ -275,6 +330,16 @@ def _absurd(steps: Steps, drift: Floats, most: float) -> str | None:
         "apart (bfloat16 about a tenth of that, fp8 close to it; a small model in 4 bits may exceed it): look for "
         "another temperature, tokens shifted by one or encoded again from text, masks, and weights or adapters that "
         "never arrived"
+    )
+
+
+def _absurd_for_a_while(steps: Steps, drift: Floats, most: float) -> str:
+    start, end = _longest(_smooth(drift) >= most)
+    if start == end:
+        return ""
+    return (
+        f"drift is {np.median(drift[start:end]):.3g} at steps {steps[start]} to {steps[end - 1]} alone, and kernels "
+        f"with the same weights are less than {most:g} apart: see what else changed then"
     )
 
 
@@ -409,7 +474,7 @@ class _Rule(NamedTuple):
 
     roles: tuple[Role, ...]
     judge: Callable[..., str | None]
-    fewest: int = 3 * _BLOCK_COUNT
+    fewest: int = _MIN_STEPS
 
 
 RULES: Final[Mapping[str, _Rule]] = {

@@ -322,14 +322,61 @@ def test_drift_that_rose_until_the_end_of_the_run_is_not_denied(late):
         assert rises.found
     else:
         assert (rises.found, {finding.said for finding in others}) == (None, {rises.said})
-        assert int(re.search(r"within the last (\d+) steps", rises.said)[1]) in range(late - 3, late + 1)
+        assert int(re.search(r"on: (\d+) entries of the log, too few", rises.said)[1]) in range(late - 3, late + 1)
 
 
 def test_what_fell_until_the_end_of_the_run_is_not_denied():
     ess = (0.95 + 0.01 * np.random.default_rng(0).standard_normal(300)) * np.where(STEPS > 288, 0.1, 1.0)
     found = judged({"ess": ess})["ess-falls"]
     assert found.found is None
-    assert re.match(r"it fell from 0.95\d* to 0.09\d* within the last 1[0-2] steps", found.said)
+    assert re.match(
+        r"it fell from 0.95\d* to 0.09\d* from step 2\d\d on: 1[0-2] entries of the log, too few", found.said
+    )
+
+
+def collapsed(drift, every=1):
+    """What is found of a run whose reward collapses at step 190, and of its drift."""
+    rng, steps = np.random.default_rng(0), np.arange(0, 300, every)
+    reward = np.clip(np.where(steps < 190, 0.2 + steps / 240, 0.7 - (steps - 190) / 20), 0.02, 0.7)
+    log = {
+        "rollout_corr/k3_kl": (steps, drift(steps) * np.exp(0.15 * rng.standard_normal(steps.size))),
+        "critic/rewards/mean": (steps, reward + 0.01 * rng.standard_normal(steps.size)),
+    }
+    return {finding.rule: finding for finding in diagnose_run(log, roles_of(log))}
+
+
+@pytest.mark.parametrize("end", [210, 230, 260])
+@pytest.mark.parametrize("gradual", [True, False])
+def test_drift_that_fell_after_the_reward_is_not_denied(gradual, end):
+    """A policy that has collapsed has a low entropy, so its kernels drift less."""
+    rise = (
+        (lambda steps: 20 ** np.clip((steps - 100) / 90, 0, 1)) if gradual else (lambda steps: 1 + 14 * (steps > 149))
+    )
+    found = collapsed(lambda steps: np.where(steps < end, 0.002 * rise(steps), 0.001))
+    assert found["drift-before-collapse"].found
+    assert found["drift-rises"].found is None
+    assert re.match(
+        r"it rose from 0.00\d+ to 0.0\d+ at steps 1\d\d to 2\d\d, and fell again", found["drift-rises"].said
+    )
+
+
+def test_drift_that_rose_for_a_while_is_not_denied():
+    """Also where its level is absurd meanwhile, and where an entry of the log is ten steps."""
+    found = collapsed(lambda steps: np.where((steps >= 150) & (steps < 220), 0.5, 0.002))
+    assert found["level-absurd"].found is None
+    assert found["level-absurd"].said.startswith("drift is 0.487 at steps 150 to 219 alone")
+    found = collapsed(lambda steps: np.where((steps >= 100) & (steps < 190), 0.03, 0.002), every=10)
+    assert found["drift-rises"].found is None
+    assert "at steps 100 to 180, and fell again" in found["drift-rises"].said
+    assert {rule for rule, finding in collapsed(lambda steps: 0.002 + 0 * steps).items() if finding.found is None} <= {
+        rule for rule, finding in found.items() if "not in the log" in finding.said
+    }
+
+
+def test_drift_that_rose_shortly_before_the_reward_fell_is_not_denied():
+    found = collapsed(lambda steps: np.where((steps >= 190) & (steps < 205), 0.03, 0.002))["drift-before-collapse"]
+    assert found.found is None
+    assert re.match(r"before the reward was halfway down at step \d+, it rose from", found.said)
 
 
 @pytest.mark.slow
