@@ -21,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES, consequence, reading, statistic_words
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, listed, moment, named_place, number, place
+from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, dilution, listed, moment, named_place, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Alert
 from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
@@ -333,7 +333,7 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
         else:
             said = "neither shows nor refutes the breach; its alert fires until it is refuted"
         return f"The last verdict on {where} {said}."
-    estimate = first.verdict.estimate if len(slices) == 1 else math.nan
+    estimate = first.verdict.estimate if len(slices) == 1 and not dilution(first.verdict.reason) else math.nan
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)
 
 
@@ -436,10 +436,11 @@ def _numbers(contract: Contract, clause: Clause, edge: Alert) -> str:
     verdict, unit = edge.verdict, "" if clause.limit_unit == "1" else f" {clause.limit_unit.strip('{}')}"
     seen = contract.observability
     window = format_duration(seen.long_window if verdict.window == "long" else seen.window)
+    diluted = dilution(verdict.reason)
     return (
         f"{statistic_words(clause)} {clause.metric_text} is {verdict.estimate:.4g}{unit}, {_interval(verdict)} at "
         f"{seen.confidence * 100:g}% confidence, from {verdict.samples:,} observations in the last {window}; "
-        f"the limit is {verdict.limit:.4g}{unit}."
+        f"the limit is {verdict.limit:.4g}{unit}{f': {diluted}' * bool(diluted)}."
     )
 
 
