@@ -60,6 +60,14 @@ class _Facts:
         return self.incident is not None and self.incident.state is IncidentState.CONTAINED
 
     @property
+    def rolled_back(self) -> bool:
+        """True if the version of the inference kernel is rolled back: an order to do so would be refused."""
+        if any(edge.step == ROLLED_BACK and edge.fires for edge in self.message.alerts):
+            return True
+        ordered = self.incident is not None and self.incident.ordered_at is not None
+        return ordered and any(action.kind == "roll-back" for action in self.incident.actions)
+
+    @property
     def changed(self) -> bool:
         """True if each cell of the incident is refuted, or measured by no clause of the contract in force."""
         return self.incident is not None and all(cell.changed or cell.refuted for cell in self.incident.cells)
@@ -344,6 +352,7 @@ def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
         return ""
     about = "clause-gone" if _alert_kind(first) == "unproven" and facts.changed else _alert_kind(first)
     about = "run-ended" if about == "unproven" and _run_ended(facts.incident) else about
+    about = ROLLED_BACK if first.on == "fail" and about != "run-ended" and facts.rolled_back else about
     return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=facts.contract.name)}."
 
 

@@ -9,7 +9,7 @@ import pytest
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, People, PolicyState
 from kc_otel.judge.escalation.escalate import AT_ONCE, MessageGroup, News, ToldAlert, group_messages
 from kc_otel.judge.escalation.webhook_body import ROLLED_BACK_ALERT, encode, rfc3339, summary
-from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
+from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.verdict import FAULTS, Status
@@ -214,6 +214,27 @@ def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(co
     assert body["alerts"][0]["annotations"]["summary"] == f"policy-7b: token-tv is broken on slice code{of}"
     rolled_back = summary(replace(edges[0][1], step=ROLLED_BACK, severity="warning"), kernel_names(kernels))
     assert rolled_back == f"policy-7b: token-tv is broken on slice code{of}, which was rolled back"
+
+
+def test_no_message_asks_to_roll_back_what_is_rolled_back(contract, edges, make_verdict):
+    """The evaluator would refuse that; what is left to do is to keep requests from the version."""
+    fired = edges[0]
+    verdicts = [edge.verdict for edge in fired]
+    (begun,) = follow(tick_of(contract, verdicts, AT), (), fired)
+    done = replace(begun, actions=(IncidentAction("roll-back", "it is rolled back", AT, ("all",)),))
+    rolled = replace(fired[1], step=ROLLED_BACK, severity="warning", fingerprint="r")
+    remedy = "Now: check that no router, pin or mirror sends it traffic."
+    for told, incident, expected in (
+        (fired, begun, False),
+        ((*fired, rolled), begun, True),  # the first message: the order is younger than the incident's state
+        (fired, replace(done, ordered_at=AT), True),
+        (fired, done, False),  # it has been started again
+    ):
+        body = body_of(contract, told, incident=incident, lasting=1)
+        descriptions = [alert["annotations"]["description"] for alert in body["alerts"]]
+        assert (body["kernelContract"]["next"] == remedy) is expected
+        assert {remedy in text for text in descriptions} == {expected}
+        assert {"roll the kernel version back" in text for text in descriptions} == {not expected}
 
 
 def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(contract, edges, make_verdict):
