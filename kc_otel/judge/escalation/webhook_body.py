@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.sentences import REMEDIES, consequence, reading, statistic_words
+from kc_otel.contract.sentences import REMEDIES, consequence, kept_away, reading, statistic_words
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, dilution, listed, moment, named_place, number, place
@@ -64,8 +64,9 @@ class _Facts:
         """True if the version of the inference kernel is rolled back: an order to do so would be refused."""
         if any(edge.step == ROLLED_BACK and edge.fires for edge in self.message.alerts):
             return True
-        ordered = self.incident is not None and self.incident.ordered_at is not None
-        return ordered and any(action.kind == "roll-back" for action in self.incident.actions)
+        if self.incident is None or self.incident.ordered_at is None:
+            return False
+        return any(action.kind == "roll-back" for action in self.incident.actions)
 
     @property
     def changed(self) -> bool:
@@ -241,7 +242,6 @@ def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Inciden
     later = f"was measured after its rollback: {MEASURED_LATER}" if kind == "serves" else "was rolled back"
     if edge.step == ROLLED_BACK and not _shows(edge):
         return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {later}"
-    ended = edge.verdict.reason.startswith(RUN_ENDED)
     breach = "invalid input" if edge.on == "invalid-input" else f"a breach of {cell.clause} on {where}"
     broken = f"{'is' if _shows(edge) else 'was'} broken{' again' * edge.again}"
     said = {
@@ -249,7 +249,7 @@ def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Inciden
         ROLLED_BACK: f"{cell.clause} is broken on {where}{of}, which {later}",
         "unproven": f"{breach} {WENT_AWAY}{of}{f': {RUN_ENDED}' * _run_ended(incident)}",
         "fail": f"{cell.clause} {broken} on {where}{of}",
-        "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}{of}",
+        "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' * edge.run_ended}{of}",
         "inconclusive": f"{cell.clause} cannot be decided on {where}{of}",
         "invalid-input": f"sequences fail the input checks{of}",
     }
@@ -331,10 +331,9 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
         silent = "its kernel, or a recorder of it, fell silent, or its points arrive and are not judged"
         why = f"{CLAUSE_GONE if facts.changed else silent}. The kernel may still serve"
         return f"Nothing proves that {what}: {RUN_ENDED if _run_ended(facts.incident) else why}."
-    if facts.contained:
-        return (
-            f"Routers keep requests on {where} away from the kernel that broke it, which is no longer measured there."
-        )
+    if first.run_ended or facts.contained:
+        over = f"{RUN_ENDED.capitalize()}: nothing of this kernel is measured on {where} any more."
+        return over if first.run_ended else kept_away(where)
     if not _shows(first):
         if first.verdict.status is Status.PASS or first.verdict.ended:
             said = "no longer shows a breach; its alert fires until this has lasted"
@@ -352,6 +351,7 @@ def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
         return ""
     about = "clause-gone" if _alert_kind(first) == "unproven" and facts.changed else _alert_kind(first)
     about = "run-ended" if about == "unproven" and _run_ended(facts.incident) else about
+    about = "run-over" if first.run_ended else about
     about = ROLLED_BACK if first.on == "fail" and about != "run-ended" and facts.rolled_back else about
     return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=facts.contract.name)}."
 

@@ -216,7 +216,7 @@ def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(co
     assert rolled_back == f"policy-7b: token-tv is broken on slice code{of}, which was rolled back"
 
 
-def test_no_message_asks_to_roll_back_what_is_rolled_back(contract, edges, make_verdict):
+def test_no_message_asks_to_roll_back_what_is_rolled_back(contract, edges):
     """The evaluator would refuse that; what is left to do is to keep requests from the version."""
     fired = edges[0]
     verdicts = [edge.verdict for edge in fired]
