@@ -30,6 +30,7 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
         "unproven": "`kc-otel status` names points that are not judged; restart a recorder that fell silent under the "
         "same `service.instance.id`; if the kernel serves nobody, roll it back, or close the incident with `kc-otel "
         "alerts ack {contract} --close --why '...'`",
+        "run-over": "nothing, if that was intended; otherwise start it again",
         "run-ended": "find what broke before these kernels run again, for instance with `kc-otel locate`",
         "clause-gone": "roll the kernel back if it is in doubt, or close the incident with `kc-otel alerts ack "
         "{contract} --close --why '...'`",
@@ -67,6 +68,11 @@ def consequence(clause: Clause | None, on: str, where: str, estimate: float = ma
         case _ if metric.startswith("gen_ai."):
             said = f"Requests on {where} take longer than the contract allows."
     return said
+
+
+def kept_away(where: str) -> str:
+    """Return the effect of a breach that is contained, as a sentence."""
+    return f"Routers keep requests on {where} away from the kernel that broke it, which is no longer measured there."
 
 
 def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:

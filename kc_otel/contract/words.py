@@ -22,6 +22,10 @@ NEXT_DUE: Final = "next report due by"
 """First words of a NO_DATA cell's reason where each recorder shut down cleanly and the next job is not due yet."""
 MEASURED_LATER: Final = "it may still serve, or what it had answered before is measured late"
 """Explanation of measurements of a version after its rollback."""
+ABOVE_RECENTLY: Final = "recent observations are above"
+"""First words of a FAIL's reason where the window's estimate keeps the limit, and the newest observations do not."""
+ABOVE_EARLIER: Final = "earlier observations were above"
+"""First words of a FAIL's reason where the window's estimate keeps the limit, and a breach is not cleared yet."""
 _ROUNDING_ERROR: Final = 1e-9
 """Relative error that floating-point arithmetic may have added; rounding ignores it."""
 _MAX_SEARCHED_NAMES: Final = 100
@@ -77,6 +81,17 @@ def interval(lower: float | None, upper: float | None) -> str:
         return "-"
     sides = ["unbounded" if side is None else number(side) for side in (lower, upper)]
     return " to ".join(sides)
+
+
+def dilution(reason: str, *, past: bool = False) -> str:
+    """Return why the estimate of a FAIL with this reason keeps its limit, as a phrase; empty where it does not."""
+    if reason.startswith(ABOVE_EARLIER):
+        return f"{ABOVE_EARLIER} it, and the breach {'was' if past else 'is'} not cleared yet"
+    if not reason.startswith(ABOVE_RECENTLY):
+        return ""
+    if past:
+        return f"{ABOVE_RECENTLY.replace('are', 'were')} it; the window still held earlier ones"
+    return f"{ABOVE_RECENTLY} it; the window still holds earlier ones"
 
 
 def moment(at: float) -> str:

@@ -140,6 +140,7 @@ def pair_template(label: str) -> str:
 
 
 _NOT_REFUTED: Final = "The last verdict does not show the breach, and nothing has refuted it."
+_AVERAGED: Final = "An estimate below the limit averages in observations from before or after the breach."
 
 
 def annotation_texts(
@@ -173,6 +174,7 @@ def annotation_texts(
         f"Now: {REMEDIES[alert.step.on]}.",
         text(alert.promise),
         f"Measured: {numbers}." if with_numbers and numbers else "",
+        _AVERAGED if alert.step.on == "fail" and numbers else "",
     )
     return {
         "summary": f"{alert.contract.name}: {what}{kernels}",

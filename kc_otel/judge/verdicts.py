@@ -20,6 +20,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
+from kc_otel.contract.words import ABOVE_EARLIER, ABOVE_RECENTLY
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
 from kc_otel.judge.series import Series
 from kc_otel.judge.statistics import clause_interval, rounded, samples_needed
@@ -233,7 +234,8 @@ def _alarmed(case: _Judged) -> str:
     elif interval.estimate > limit:
         said = f"estimate {interval.estimate:.4g} > limit {limit:.4g} {case.rests_on}"
     elif interval.samples:
-        said = f"recent observations are above limit {limit:.4g}; estimate {interval.estimate:.4g} {case.rests_on}"
+        above = ABOVE_RECENTLY if case.evidence.share >= 1.0 else ABOVE_EARLIER
+        said = f"{above} limit {limit:.4g}; estimate {interval.estimate:.4g} {case.rests_on}"
     else:
         said = f"limit {limit:.4g} was exceeded"
     apart = f"false alarms are expected {format_duration(case.contract.observability.false_alarms)} apart or more"

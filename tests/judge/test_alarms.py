@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kc_otel.contract.words import dilution
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.verdicts import verdicts_of, window_of
@@ -61,6 +62,11 @@ def test_a_fail_whose_window_is_below_the_limit_says_that_a_part_is_not(watched:
     assert found.status is Status.FAIL
     assert found.estimate < LIMIT
     assert found.reason.startswith("recent observations are above limit 0.004; estimate 0.000")
+    assert dilution(found.reason) == "recent observations are above it; the window still holds earlier ones"
+    after = watched.pane(np.full(4, LIMIT / 4))
+    assert (after.status, after.evidence < 1.0) == (Status.FAIL, True)
+    assert after.reason.startswith("earlier observations were above limit 0.004; estimate 0.000")
+    assert dilution(after.reason) == "earlier observations were above it, and the breach is not cleared yet"
 
 
 @pytest.mark.slow

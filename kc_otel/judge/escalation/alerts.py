@@ -170,6 +170,11 @@ class Alert:
     """Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY."""
 
     @property
+    def run_ended(self) -> bool:
+        """True if data are missing because the last recorder of the kernel shut down cleanly."""
+        return self.on == "no-data" and self.verdict.reason.startswith(RUN_ENDED)
+
+    @property
     def fires(self) -> bool:
         """True once it has served the step's `for`, until it resolves."""
         return self.phase is Phase.FIRING
@@ -320,7 +325,7 @@ def _why_gone(tick: Tick, alert: Alert) -> str:
         why = "there is nothing to measure"
     elif any(verdict.wakes_nobody for verdict in selected(verdicts, (), [cell])):
         why = "the next report is not due yet"
-    elif alert.verdict.reason.startswith(RUN_ENDED):
+    elif alert.run_ended:
         why = "its run ended cleanly"
     if why:
         return f"are no longer expected: {why}"

@@ -241,7 +241,7 @@ def _told_again(
             alerts[alert.fingerprint] = replace(alert, told=1)
             if alert.fingerprint not in new:
                 again[alert.fingerprint] = MessageReason.SILENCE_ENDED
-        elif people.acknowledged(alert.fingerprint) is None:
+        elif people.acknowledged(alert.fingerprint) is None and not alert.run_ended:
             step_and_pair = alert.step, alert.cell.kernel_train, alert.cell.kernel_inference
             waiting.setdefault(step_and_pair, []).append(replace(alert, waited=alert.waited + passed))
     for (step, *_), together in waiting.items():

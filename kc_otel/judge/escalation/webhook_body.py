@@ -18,10 +18,10 @@ from urllib.parse import quote, urlsplit
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.sentences import REMEDIES, consequence, reading, statistic_words
+from kc_otel.contract.sentences import REMEDIES, consequence, kept_away, reading, statistic_words
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, listed, moment, named_place, number, place
+from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, dilution, listed, moment, named_place, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Alert
 from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
@@ -58,6 +58,15 @@ class _Facts:
     @property
     def contained(self) -> bool:
         return self.incident is not None and self.incident.state is IncidentState.CONTAINED
+
+    @property
+    def rolled_back(self) -> bool:
+        """True if the version of the inference kernel is rolled back: an order to do so would be refused."""
+        if any(edge.step == ROLLED_BACK and edge.fires for edge in self.message.alerts):
+            return True
+        if self.incident is None or self.incident.ordered_at is None:
+            return False
+        return any(action.kind == "roll-back" for action in self.incident.actions)
 
     @property
     def changed(self) -> bool:
@@ -233,7 +242,6 @@ def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Inciden
     later = f"was measured after its rollback: {MEASURED_LATER}" if kind == "serves" else "was rolled back"
     if edge.step == ROLLED_BACK and not _shows(edge):
         return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {later}"
-    ended = edge.verdict.reason.startswith(RUN_ENDED)
     breach = "invalid input" if edge.on == "invalid-input" else f"a breach of {cell.clause} on {where}"
     broken = f"{'is' if _shows(edge) else 'was'} broken{' again' * edge.again}"
     said = {
@@ -241,7 +249,7 @@ def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Inciden
         ROLLED_BACK: f"{cell.clause} is broken on {where}{of}, which {later}",
         "unproven": f"{breach} {WENT_AWAY}{of}{f': {RUN_ENDED}' * _run_ended(incident)}",
         "fail": f"{cell.clause} {broken} on {where}{of}",
-        "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}{of}",
+        "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' * edge.run_ended}{of}",
         "inconclusive": f"{cell.clause} cannot be decided on {where}{of}",
         "invalid-input": f"sequences fail the input checks{of}",
     }
@@ -323,17 +331,16 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
         silent = "its kernel, or a recorder of it, fell silent, or its points arrive and are not judged"
         why = f"{CLAUSE_GONE if facts.changed else silent}. The kernel may still serve"
         return f"Nothing proves that {what}: {RUN_ENDED if _run_ended(facts.incident) else why}."
-    if facts.contained:
-        return (
-            f"Routers keep requests on {where} away from the kernel that broke it, which is no longer measured there."
-        )
+    if first.run_ended or facts.contained:
+        over = f"{RUN_ENDED.capitalize()}: nothing of this kernel is measured on {where} any more."
+        return over if first.run_ended else kept_away(where)
     if not _shows(first):
         if first.verdict.status is Status.PASS or first.verdict.ended:
             said = "no longer shows a breach; its alert fires until this has lasted"
         else:
             said = "neither shows nor refutes the breach; its alert fires until it is refuted"
         return f"The last verdict on {where} {said}."
-    estimate = first.verdict.estimate if len(slices) == 1 else math.nan
+    estimate = first.verdict.estimate if len(slices) == 1 and not dilution(first.verdict.reason) else math.nan
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)
 
 
@@ -344,6 +351,8 @@ def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
         return ""
     about = "clause-gone" if _alert_kind(first) == "unproven" and facts.changed else _alert_kind(first)
     about = "run-ended" if about == "unproven" and _run_ended(facts.incident) else about
+    about = "run-over" if first.run_ended else about
+    about = ROLLED_BACK if first.on == "fail" and about != "run-ended" and facts.rolled_back else about
     return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=facts.contract.name)}."
 
 
@@ -436,10 +445,11 @@ def _numbers(contract: Contract, clause: Clause, edge: Alert) -> str:
     verdict, unit = edge.verdict, "" if clause.limit_unit == "1" else f" {clause.limit_unit.strip('{}')}"
     seen = contract.observability
     window = format_duration(seen.long_window if verdict.window == "long" else seen.window)
+    diluted = dilution(verdict.reason)
     return (
         f"{statistic_words(clause)} {clause.metric_text} is {verdict.estimate:.4g}{unit}, {_interval(verdict)} at "
         f"{seen.confidence * 100:g}% confidence, from {verdict.samples:,} observations in the last {window}; "
-        f"the limit is {verdict.limit:.4g}{unit}."
+        f"the limit is {verdict.limit:.4g}{unit}{f': {diluted}' * bool(diluted)}."
     )
 
 

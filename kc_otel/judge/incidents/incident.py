@@ -10,7 +10,17 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, interval, listed, moment, number, place, rounded_down
+from kc_otel.contract.words import (
+    MEASURED_LATER,
+    RUN_ENDED,
+    dilution,
+    interval,
+    listed,
+    moment,
+    number,
+    place,
+    rounded_down,
+)
 from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.verdict import FAULTS, Status, Verdict
 
@@ -412,18 +422,16 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
     when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
+    diluted = dilution(worst.reason, past=bool(when)) if on == "fail" else ""
+    said_of = f"(confidence interval {interval(worst.lower, worst.upper)})" + f"; {diluted}" * bool(diluted)
     if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
         since = when.strip() if when else "in current measurements"
         return (
             f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
-            f"{number(worst.limit)}; {number(worst.estimate)} {since} "
-            f"(confidence interval {interval(worst.lower, worst.upper)})"
+            f"{number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
         )
     times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness > 1 else " against a"
-    return (
-        f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} "
-        f"(confidence interval {interval(worst.lower, worst.upper)})"
-    )
+    return f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} {said_of}"
 
 
 def actions_taken(

@@ -173,7 +173,8 @@ def ordered(
     if promotion.status is not PromotionStatus.RUNNING and (
         order in {"approve", "hold"} or (order == "rollback" and idle)
     ):
-        raise OrderError(f"{promotion.version} is {_whereabouts(promotion)}; start it again first")
+        further = " already" if idle and order == "rollback" else "; start it again first"
+        raise OrderError(f"{promotion.version} is {_whereabouts(promotion)}{further}")
     version = promotion.version
     changes: dict[str, Any]
     match order, stage:

@@ -9,7 +9,8 @@ import pytest
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, People, PolicyState
 from kc_otel.judge.escalation.escalate import AT_ONCE, MessageGroup, News, ToldAlert, group_messages
 from kc_otel.judge.escalation.webhook_body import ROLLED_BACK_ALERT, encode, rfc3339, summary
-from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
+from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentAction, IncidentState
+from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.verdict import FAULTS, Status
 from tests.tools.bodies import body_of
@@ -77,6 +78,31 @@ def test_description_says_the_numbers_in_plain_words(contract, edges):
         "5m; the limit is 0.004. On average, chance alone raises such an alert at most once in 30d in the whole "
         "contract."
     )
+
+
+@pytest.mark.parametrize(
+    ("begins", "said"),
+    [
+        ("recent observations are above", "recent observations are above it; the window still holds earlier ones"),
+        ("earlier observations were above", "earlier observations were above it, and the breach is not cleared yet"),
+    ],
+)
+def test_a_breach_that_the_window_averages_below_the_limit_is_told_as_such(contract, make_verdict, begins, said):
+    """The numbers of the window alone would say that the alarm is false, and that fewer tokens differ than do."""
+    numbers = {"estimate": 0.003, "lower": 0.0029, "upper": 0.0031, "reason": f"{begins} limit 0.004; estimate 0.003"}
+    verdicts = [make_verdict("FAIL", at=AT, evidence=1.0, **numbers)]
+    state, fired = advanced(contract, verdicts, AT)
+    (begun,) = follow(tick_of(contract, verdicts, AT), (), state.firing)
+    body = body_of(contract, fired, incident=begun, lasting=1)
+    ((_, extent),) = begun.extents
+    assert extent == f"0.003 on code against a limit of 0.004 (confidence interval 0.0029 to 0.0031); {said}"
+    assert f"the limit is 0.004: {said}. " in body["alerts"][0]["annotations"]["description"]
+    assert body["kernelContract"]["impact"].startswith("Requests on slice code are answered by a kernel that has")
+    above = body_of(contract, advanced(contract, [make_verdict("FAIL", at=AT)], AT)[1])
+    assert above["kernelContract"]["impact"].startswith("About 1.23% of the tokens on slice code")
+    ((_, held),) = replace(begun, cells=(replace(begun.cells[0], held=True),)).extents
+    assert f"0.003 on code at {rfc3339(AT)[11:16]} UTC against" in held
+    assert held.endswith(said.replace(" are ", " were ").replace(" is ", " was ").replace("holds", "held"))
 
 
 def test_a_body_says_what_its_fails_rest_on(contract, edges, make_verdict):
@@ -188,6 +214,27 @@ def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(co
     assert body["alerts"][0]["annotations"]["summary"] == f"policy-7b: token-tv is broken on slice code{of}"
     rolled_back = summary(replace(edges[0][1], step=ROLLED_BACK, severity="warning"), kernel_names(kernels))
     assert rolled_back == f"policy-7b: token-tv is broken on slice code{of}, which was rolled back"
+
+
+def test_no_message_asks_to_roll_back_what_is_rolled_back(contract, edges):
+    """The evaluator would refuse that; what is left to do is to keep requests from the version."""
+    fired = edges[0]
+    verdicts = [edge.verdict for edge in fired]
+    (begun,) = follow(tick_of(contract, verdicts, AT), (), fired)
+    done = replace(begun, actions=(IncidentAction("roll-back", "it is rolled back", AT, ("all",)),))
+    rolled = replace(fired[1], step=ROLLED_BACK, severity="warning", fingerprint="r")
+    remedy = "Now: check that no router, pin or mirror sends it traffic."
+    for told, incident, expected in (
+        (fired, begun, False),
+        ((*fired, rolled), begun, True),  # the first message: the order is younger than the incident's state
+        (fired, replace(done, ordered_at=AT), True),
+        (fired, done, False),  # it has been started again
+    ):
+        body = body_of(contract, told, incident=incident, lasting=1)
+        descriptions = [alert["annotations"]["description"] for alert in body["alerts"]]
+        assert (body["kernelContract"]["next"] == remedy) is expected
+        assert {remedy in text for text in descriptions} == {expected}
+        assert {"roll the kernel version back" in text for text in descriptions} == {not expected}
 
 
 def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(contract, edges, make_verdict):

@@ -115,6 +115,30 @@ def test_the_body_says_why_it_is_sent(pager):
         assert again["alerts"][0][name] == first["alerts"][0][name]
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_that_ended_in_order_is_told_once_and_asks_for_nothing(make_contract, make_verdict, ended):
+    """A recorder that fell silent without a word may be down: that is repeated."""
+    step = {"on": "no-data", "repeat": "10m", "do": [{"webhook": "pager"}]}
+    evaluator = Escalating(make_contract([step]))
+    reason = "the run ended: its last recorder shut down 5m ago" if ended else "no report for 5m"
+    told = [
+        message
+        for now in range(1000, 3000, 60)
+        for message in evaluator.evaluate(now, [make_verdict("NO_DATA", reason=reason, at=now)]).messages
+    ]
+    assert [str(message.reason) for message in told] == ["firing"] + ["reminder"] * 3 * (not ended)
+    body = body_of(evaluator.contract, told[0].alerts, incident=told[0].incident, lasting=1)
+    said, alert = body["kernelContract"], body["alerts"][0]["annotations"]["description"]
+    impact = "The run ended: nothing of this kernel is measured on slice code any more."
+    remedy = "Now: nothing, if that was intended; otherwise start it again."
+    if not ended:
+        impact = "Nothing monitors slice code: a fault there goes unseen."
+        remedy = "Now: check that the traffic and the exports of the recorders still run."
+    assert (said["impact"], said["next"]) == (impact, remedy)
+    assert alert.startswith(impact)
+    assert remedy in alert
+
+
 DEED = st.sampled_from(["", "", "", "", "silence", "acknowledge", "unsilence"])
 TICKS = st.lists(
     st.tuples(st.integers(-400, 900), st.sampled_from(["FAIL", "FAIL", "PASS", "INCONCLUSIVE", "NO_DATA"]), DEED),

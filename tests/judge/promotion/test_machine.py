@@ -157,6 +157,8 @@ def test_started_again_it_has_to_show_everything_again(terms):
     back, _ = tell(promotion, terms, "rollback", "wrong weights", 10.0)
     with pytest.raises(OrderError, match="is rolled back; start it again first"):
         tell(back, terms, "hold", "x", 11.0)
+    with pytest.raises(OrderError, match=r"is rolled back already$"):
+        tell(back, terms, "rollback", "as the page says", 12.0)
     again, move = begin(terms, V, "ada", 20.0, previous=back)
     assert (again.attempt, again.position.stage, move.message) == (
         2, Stage.SHADOW, f"ada starts the promotion of {V} in shadow, attempt 2",
