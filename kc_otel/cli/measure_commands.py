@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 _DTYPES = ("float32", "bfloat16", "float16")
 _POLL_SECONDS = 1.0
 _FOLDER_POLL_SECONDS = 5.0
+_PATIENCE_SECONDS = 5.0
+"""How long a command that will end waits for an endpoint that takes no export."""
+_LAST_SECONDS = 1.0
 
 
 class Redacted(StrEnum):
@@ -102,12 +105,17 @@ def import_files(
                 stopped=stop.is_set,
                 ledger=ledger,
                 follow=follow,
+                **({} if follow else {"patience": _PATIENCE_SECONDS}),
             )
             for path in unseen(paths, ledger, stop, follow=follow, poll=_FOLDER_POLL_SECONDS):
                 _one(importer, path)
-            wanted = files_of(paths) if stop.is_set() and not follow else []
+                if importer.unexported and not follow:
+                    break
+            wanted = files_of(paths) if (stop.is_set() or importer.unexported) and not follow else []
             left = [path for path in wanted if path not in importer.totals.failed and path not in ledger]
             importer.finish()
+            if importer.unexported:
+                recorder.shutdown(_LAST_SECONDS)
             show(_import_lines(importer, recorder.stats()))
     if left:
         typer.echo(f"stopped: {len(left):,} files were not imported", err=True)
@@ -179,6 +187,12 @@ def rescore(
     weights: Annotated[str | None, typer.Option(help="Its weight version; requests of others are rejected.")] = None,
     adapter: Annotated[str, typer.Option(help="Its LoRA adapter; requests of others, or of none, are rejected.")] = "",
     follow: Annotated[bool, typer.Option(help="Wait for more requests, until stopped.")] = False,
+    with_engine: Annotated[
+        bool,
+        typer.Option(
+            help="The engine ends when this process does, as in one pod: its orderly end ends this kernel here."
+        ),
+    ] = False,
     batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
         Path | None,
@@ -211,6 +225,7 @@ def rescore(
     log_to_terminal()
     if not spool.exists() and not follow:
         refuse(f"{spool}: there is no such spool; serve with KC_OTEL_SPOOL={spool} first")
+    empty = threading.Event()
     with unusable(SpoolError, RescoreError):
         loaded = load(contract)
         score, kernel = _kernel(model, scorer, train_url, dtype, device)
@@ -218,7 +233,7 @@ def rescore(
             ExitStack() as files,
             stopped_by_signals() as stop,
             _opened(spool, stop) as reader,
-            Recorder(loaded, train=kernel, sampling=1.0, resource=instance_of(spool), serves=False) as recorder,
+            Recorder(loaded, train=kernel, sampling=1.0, resource=instance_of(spool), serves=empty.is_set) as recorder,
         ):
             kept = None
             if worst is not None:
@@ -237,6 +252,10 @@ def rescore(
             )
             started = time.monotonic()
             rescorer.run(stop, follow=follow)
+            if with_engine:
+                rescorer.run(threading.Event())  # what the engine has written since, or before it ends, too
+                if not (len(reader) or rescorer.totals.unexported):
+                    empty.set()
             totals, rate = rescorer.totals, rescorer.totals.prefilled / max(time.monotonic() - started, 1e-9)
             scored = f"{totals.requests:,} requests scored: {totals.tokens:,} sampled tokens compared"
             read = f"{totals.prefilled:,} read at {rate:,.0f} tokens/s; {len(reader):,} left in the spool"

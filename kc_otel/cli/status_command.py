@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +16,11 @@ from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, troubles
 from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time
-from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, RUN_ENDED, listed, number, place, together
+from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, NEXT_DUE, RUN_ENDED, listed, number, place, together
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
+_MEASURED = frozenset({"PASS", "INCONCLUSIVE", "FAIL"})
+_PAIR = ("contract", "kernel_train", "kernel_inference")
 _WIDE_TERMINAL = 110
 _MAX_REASONS = 12
 _MAX_INCIDENTS = 6
@@ -61,7 +64,7 @@ def status(
         console, now = Console(), time.time()
         routes = _routes(of(get(url, "/api/v1/decisions")["routes"]))
         contracts = of(get(url, "/api/v1/contracts")["contracts"], "name")
-        broken = [*_incidents(incidents, now, contracts), *stray, *_missing(missing)]
+        broken = [*_incidents(incidents, cells, now, contracts), *stray, *_missing(missing)]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts
@@ -93,7 +96,7 @@ def _exit_code(
     cells: list[dict[str, Any]], incidents: list[dict[str, Any]], stray: Sequence[object], *, unknown: bool
 ) -> int:
     """Return the exit code: a broken kernel that fell silent beside others has no cell any more, but its incident."""
-    found = {cell["status"] for cell in cells}
+    found = {cell["status"] for cell in cells if not cell.get("reason", "").startswith(NEXT_DUE)}
     broken = {
         incident["on"]
         for incident in incidents
@@ -138,13 +141,20 @@ def _worst_first(cell: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _word(verdict: Mapping[str, Any]) -> str:
-    """NO TRAFFIC if requests are kept from the kernel, ENDED if its recorder shut down cleanly; else the status."""
-    silent = "ENDED" if verdict["reason"].startswith(RUN_ENDED) else str(verdict["status"])
+    """NO TRAFFIC if requests are kept from the kernel, ENDED after a clean end, NOT DUE between jobs; or the status."""
+    words = {RUN_ENDED: "ENDED", NEXT_DUE: "NOT DUE"}
+    silent = next((word for first, word in words.items() if verdict["reason"].startswith(first)), verdict["status"])
     return "NO TRAFFIC" if verdict["no_traffic"] else silent
 
 
-def _incidents(found: Sequence[dict[str, Any]], now: float, contracts: Sequence[Mapping[str, Any]]) -> list[Text]:
+def _incidents(
+    found: Sequence[dict[str, Any]],
+    cells: Iterable[Mapping[str, Any]],
+    now: float,
+    contracts: Sequence[Mapping[str, Any]],
+) -> list[Text]:
     """Lines for the incidents, the most urgent first: headline, onset, kernel and actions taken."""
+    measured = {(*itemgetter(*_PAIR)(cell), cell["slice"]) for cell in cells if cell["status"] in _MEASURED}
     named = {(entry["name"], kernel["version"]): kernel["name"] for entry in contracts for kernel in entry["kernels"]}
     lines: list[Text] = []
     for index, incident in enumerate(found[:_MAX_INCIDENTS]):
@@ -159,6 +169,7 @@ def _incidents(found: Sequence[dict[str, Any]], now: float, contracts: Sequence[
             extents = list(dict.fromkeys(text for _, text in incident["extents"]))
             lines += [Text(f"  {text}") for text in extents[:_MAX_DETAILED]]
         held = incident["state"] == "broken" and incident["state_text"].endswith("nothing has refuted it since")
+        held = held and measured.isdisjoint((*itemgetter(*_PAIR)(incident), slice) for slice in incident["slices"])
         if held or incident["went_away"]:
             close = f"kc-otel alerts ack {incident['contract']} --close --why ..."
             why = "its traffic has ended" if held else "the kernel serves nobody"

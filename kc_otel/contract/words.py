@@ -18,6 +18,8 @@ RUN_ENDED: Final = "the run ended"
 NOTHING_TO_MEASURE: Final = "nothing to measure"
 """First words of a NO_DATA cell's reason where all its sequences are kept from being measured on purpose, or were
 sampled by older weights."""
+NEXT_DUE: Final = "next report due by"
+"""First words of a NO_DATA cell's reason where each recorder shut down cleanly and the next job is not due yet."""
 MEASURED_LATER: Final = "it may still serve, or what it had answered before is measured late"
 """Explanation of measurements of a version after its rollback."""
 _ROUNDING_ERROR: Final = 1e-9

@@ -29,7 +29,7 @@ from kc_otel.contract.input_reasons import ON_PURPOSE, remedy
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin, Unit
 from kc_otel.contract.slices import ALL, LAG, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import NO_REPORT, NOTHING_TO_MEASURE, RUN_ENDED
+from kc_otel.contract.words import NEXT_DUE, NO_REPORT, NOTHING_TO_MEASURE, RUN_ENDED, moment
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.point_streams import OF_CLOCKS
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
@@ -74,6 +74,8 @@ class Current(NamedTuple):
     """Why there is nothing to judge, by pair; empty if there is."""
     fallen: Mapping[Pair, str]
     """Pairs that fell silent beside others while their promise was broken, and since when, in words."""
+    waits: Mapping[Pair, str]
+    """Pairs of which each recorder shut down cleanly, and when the next report is due, in words."""
     untimely: str
     """A sender's clock error, in words; empty where the clock seems right."""
     invalid: Mapping[Where, str]
@@ -118,6 +120,15 @@ class SilentPairs:
             self._known[pair] = None if quiet <= patience else quiet
         return self._known[pair]
 
+    def due(self, pair: Pair) -> str:
+        """Say when the next report of a pair is due whose recorders all shut down cleanly; empty without a schedule."""
+        heard, heartbeat = self._state.heard.get(pair), self._state.contract.observability.heartbeat
+        if heard is None or not self._state.has_ended(pair) or self.of(pair) is not None:
+            return ""
+        patience = heard.patience(heartbeat, ended=True)
+        every = f"reports came about every {_span(patience - heartbeat)}"
+        return f"{NEXT_DUE} {moment(heard.last + patience)}: {every}, and each recorder shut down"
+
 
 def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Current:
     """Return the inputs that determine a clause's cells."""
@@ -140,7 +151,8 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
         for version, said in silence.unmeasured.get(clause.id, {}).items()
         for slice in state.contract.slices_for(clause)
     }
-    return Current(every, first, absence, fallen, untimely, invalid, otherwise, silence.oldest, state.version)
+    waits = {pair: due for pair in every if (due := silence.due(pair))}
+    return Current(every, first, absence, fallen, waits, untimely, invalid, otherwise, silence.oldest, state.version)
 
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Evidence]:
@@ -175,6 +187,8 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
             unknown = bool(of.silence or of.untimely) or slice in by_lag or (slice, pair[1]) in of.otherwise
             if absence and pair in stale - whole and not unknown:
                 silent = f"{NOTHING_TO_MEASURE} on slice {slice}: older weights sampled all of it; {_LIMIT_STALE}"
+            elif not (of.silence or present) and measured.get(pair, math.inf) < of.oldest:
+                silent = of.waits.get(pair, silent)
             said = invalid if invalid.startswith(INVALID_INPUT) else silent or invalid
             yield Evidence(
                 Cell(contract.name, clause.id, slice, *pair),

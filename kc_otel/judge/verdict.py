@@ -11,7 +11,7 @@ from typing import Annotated, Final, NamedTuple
 from pydantic import PlainSerializer
 
 from kc_otel.contract.clause import About
-from kc_otel.contract.words import NOTHING_TO_MEASURE, interval, number
+from kc_otel.contract.words import NEXT_DUE, NOTHING_TO_MEASURE, interval, number
 from kc_otel.judge.plain_json import finite_or_none
 
 Number = Annotated[float, PlainSerializer(finite_or_none, return_type=float | None, when_used="json")]
@@ -124,6 +124,11 @@ class Verdict:
     def has_nothing_to_measure(self) -> bool:
         """True if it is NO_DATA because no sequence of it is to be measured: that is no alert."""
         return self.reason.startswith(NOTHING_TO_MEASURE)
+
+    @property
+    def wakes_nobody(self) -> bool:
+        """True if it is NO_DATA and no alert: it has nothing to measure, or its next report is not due yet."""
+        return self.has_nothing_to_measure or self.reason.startswith(NEXT_DUE)
 
     @property
     def margin(self) -> float:

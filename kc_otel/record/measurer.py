@@ -91,10 +91,10 @@ class Measurer:
         queue_bytes: int,
         pairing_tokens: int,
         pairing_seconds: float,
-        serves: bool,
+        serves: bool | Callable[[], bool],
     ) -> None:
         self._contract = contract
-        self._serves = serves
+        self._serves = serves if callable(serves) else lambda: serves
         self.table: Final = SliceTable.of(contract)
         self.counters: Final = Counters(contract.name)
         self._sampler = sampler
@@ -212,7 +212,7 @@ class Measurer:
             current = self._current
             self._left_sent = frozenset(self._left)
             pairs = {current, *self._streams, *self._left}
-        in_use = None if self._closed and self._serves else current
+        in_use = None if self._closed and self._serves() else current
         metrics.append(kernel_info(self._contract.name, pairs, in_use, self._start, now))
         metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self.counters.metrics(self._start, now))

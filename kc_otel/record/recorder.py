@@ -80,8 +80,8 @@ class Recorder(PerProcess):
         log: Source of `scalars`, such as a `kc_otel.TrainingLog`.
         resource: Attributes of the resource that the program knows, such as `service.instance.id`; OTEL_SERVICE_NAME
             and OTEL_RESOURCE_ATTRIBUTES take precedence.
-        serves: Whether the kernels are no longer in use once this recorder shuts down; False for a program that
-            measures what another one serves.
+        serves: Whether the kernels are no longer in use once this recorder shuts down, or a function that returns it
+            then; False for a program that measures what another one serves.
 
     Raises:
         ValueError: If the contract or an argument is not valid.
@@ -107,7 +107,7 @@ class Recorder(PerProcess):
         export_interval: float | None = None,
         log: DriftLog | None = None,
         resource: Mapping[str, str] | None = None,
-        serves: bool = True,
+        serves: bool | Callable[[], bool] = True,
     ) -> None:
         self.contract: Final = contract if isinstance(contract, Contract) else load(contract)
         for name, value in (("queue_bytes", queue_bytes), ("pairing_tokens", pairing_tokens)):

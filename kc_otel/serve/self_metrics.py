@@ -79,7 +79,7 @@ def read(
         **_promotions(core),
         "kc.verdict.since": [(*verdict.cell, since) for verdict, since in cells],
         "kc.verdict.no_traffic": [
-            (*verdict.cell, 1.0) for verdict, _ in cells if verdict.has_nothing_to_measure or away(verdict)
+            (*verdict.cell, 1.0) for verdict, _ in cells if verdict.wakes_nobody or away(verdict)
         ],
         "kc.alert.firing": sorted({(*alert.cell[:3], alert.severity, 1.0) for alert in core.firing()}),
         "kc.action.active": sorted(

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.cli import measure_commands
 from kc_otel.contract.input_reasons import REASONS
@@ -82,6 +83,19 @@ def test_a_copy_is_named_and_does_not_count_again(run, tmp_path):
     assert "/rank_1.jsonl: is a copy of /" in out
     assert "/token_exports/step_3/rank_0.jsonl, and does not count again" in out
     assert "1 files exported, 0 failed; of 2 sequences 2 measured: 80 tokens" in out
+
+
+def test_an_import_ends_soon_where_nothing_takes_the_export_and_says_why(run, tmp_path, monkeypatch):
+    (tmp_path / "token_exports" / "step_3" / "rank_1.jsonl").write_text(json.dumps(line(seed=1)) + "\n")
+    down = Memory()
+    down.result = MetricExportResult.FAILURE
+    monkeypatch.setattr(environment, "metric_exporters", lambda _: (down,))
+    monkeypatch.setattr("kc_otel.recordings.importers.importer.try_export", lambda: "Connection refused")
+    monkeypatch.setattr(measure_commands, "_PATIENCE_SECONDS", 0.3)
+    code, _, errors = run("token_exports", "--contract", "contract.yaml", width=300)
+    assert code == 1
+    assert "rank_0.jsonl: measured, not exported: no endpoint took the export: Connection refused" in errors
+    assert errors.splitlines()[-1] == "stopped: 1 files were not imported"
 
 
 def test_an_import_that_is_stopped_says_how_many_files_are_left(run, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
@@ -87,6 +87,27 @@ def test_a_rescorer_that_starts_again_is_the_same_recorder_and_never_ends_the_ke
     for exporter in (first, second):
         points = exporter.points("kc.kernel.info", kc_kernel_role="inference", kc_kernel_engine="vllm")
         assert {point.value for point in points} == {1}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_rescorer_that_ends_with_its_engine_ends_the_kernel_once_the_spool_is_empty(run, monkeypatch, lost):
+    """It was stopped before it took anything; what is not exported stays, and then nothing is said to have ended."""
+    exporter = Memory()
+
+    @contextmanager
+    def stopped():
+        stop = threading.Event()
+        stop.set()
+        yield stop
+
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", stopped)
+    monkeypatch.setattr("kc_otel.record.recorder.Recorder", partial(Recorder, metric_exporter=exporter))
+    if lost:
+        monkeypatch.setattr("kc_otel.recordings.rescorer.why_unexported", lambda *_: "lost")
+    code, out, _ = run("--scorer", "my_kernel.py:half_a_nat_less", "--follow", "--with-engine")
+    assert (code, "0 left in the spool" in out) == (int(lost), not lost)
+    last = exporter.points("kc.kernel.info", kc_kernel_role="inference", kc_kernel_engine="vllm")[-1]
+    assert last.value == int(lost)
 
 
 def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):

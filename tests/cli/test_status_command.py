@@ -71,7 +71,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     )  # fmt: skip
     incidents = [found | {"id": f"{index:012d}"} for index in range(8)]
     named = {"role": "inference", "version": "bb", "name": "vllm 0.32 fp8 (bb)"}
-    lines = _incidents(incidents, 60.0, [{"name": "policy", "kernels": [named]}])
+    lines = _incidents(incidents, [], 60.0, [{"name": "policy", "kernels": [named]}])
     console.print(*lines, *_tables(cells, 60.0, 80, most=20), sep="\n")
     said = console.export_text().splitlines()
     assert said[0] == "Broken  policy: tv is above its limit on s0, s1, s2 and 12 more"
@@ -87,9 +87,18 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
 def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
     said = "9 sequences failed an input check and were not measured (9 nan_logprob). A kernel overflows."
     found = incident("invalid-input", kernel_train="aa", extents=[["input", said], ["other", said]])
-    lines = [line.plain for line in _incidents([found], 60.0, [])]
+    lines = [line.plain for line in _incidents([found], [], 60.0, [])]
     assert lines.count(f"  {said}") == 1
     assert "  on bb against aa" in lines
+
+
+def test_what_is_measured_is_not_said_to_be_closed_once_its_traffic_has_ended() -> None:
+    """A person closes what nothing is measured of: a raised limit, or a recorder that died beside others, is more."""
+    found = incident(kernel_train="aa", state_text="Was broken; nothing has refuted it since")
+    for status, said in (("PASS", False), ("NO_DATA", True)):
+        here = cell(status, slice="all", kernel_train="aa", kernel_inference="bb")
+        lines = [line.plain for line in _incidents([found], [here], 60.0, [])]
+        assert any("if its traffic has ended, close the incident" in line for line in lines) is said
 
 
 def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> None:

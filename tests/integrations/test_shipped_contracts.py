@@ -8,7 +8,7 @@ import pytest
 
 from kc_otel.contract.load import load
 from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
-from kc_otel.contract.slices import OF_TOKENS
+from kc_otel.contract.slices import LAG, OF_TOKENS
 from kc_otel.integrations.slime import slime_hooks
 from kc_otel.integrations.trl.rollouts import own_attributes
 from kc_otel.integrations.verl.logged_batch import LoggedBatch
@@ -116,7 +116,9 @@ def test_a_shipped_contract_asks_only_the_data_for_attributes(way, path):
 def test_the_integrations_send_what_coverage_says(monkeypatch):
     ways = {"trl": MeasuringPath.TRL, "verl": MeasuringPath.VERL, "vllm": MeasuringPath.VLLM}
     for name, way in ways.items():
-        sent = set(INTEGRATIONS[name](monkeypatch)[0]) | {"completion_tokens"} | OF_TOKENS
+        sent = (
+            set(INTEGRATIONS[name](monkeypatch)[0]) | {"completion_tokens", LAG} | OF_TOKENS
+        )  # which the recorder knows
         assert AUTOMATIC[way] - {"lora"} <= sent, name
 
 

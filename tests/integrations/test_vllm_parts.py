@@ -19,7 +19,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
-from kc_otel.contract.slices import OF_TOKENS
+from kc_otel.contract.slices import LAG, OF_TOKENS
 from kc_otel.integrations.trl.rollouts import OWN
 from kc_otel.integrations.vllm.delivery import (
     CaptureStats,
@@ -311,7 +311,7 @@ def test_doctor_knows_what_every_request_has():
     """`doctor --path vllm` asks nobody to send an attribute that each request has, and relies on no other."""
     request = request_of(completion(lora="sql"), Kernel("vllm"), "raw", {})
     assert set(request.attributes) | OF_TOKENS == AUTOMATIC[MeasuringPath.VLLM]
-    assert AUTOMATIC[MeasuringPath.TRL] == OWN | OF_TOKENS
+    assert AUTOMATIC[MeasuringPath.TRL] == OWN | OF_TOKENS | {LAG}  # the last is the recorder's, of both weights
 
 
 @pytest.fixture

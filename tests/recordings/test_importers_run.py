@@ -100,6 +100,19 @@ def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, wri
     assert (importer.totals.files, importer.totals.failed, memory.count("all")) == (2, {}, 40)
 
 
+def test_an_export_that_is_not_allowed_is_not_tried_again_and_the_answer_is_told(recorders, memory, write, monkeypatch):
+    """While somebody waits for the end of the command; with `follow` a token may be given meanwhile."""
+    memory.result = MetricExportResult.FAILURE
+    answer = "error code: StatusCode.UNAUTHENTICATED, error details: send a token"
+    monkeypatch.setattr(importer_module, "try_export", lambda: answer)
+    importer, path = Importer(recorders(export_interval=math.inf)), write("log.jsonl", [sequence()])
+    exports = []
+    memory.answering = lambda: exports.append(1)
+    assert not importer.file(path)
+    assert importer.totals.failed == {path: f"{path}: measured, not exported: no endpoint took the export: {answer}"}
+    assert (len(exports), importer.unexported) == (1, True)
+
+
 def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_them(recorders, memory, write, tmp_path):
     recorder = recorders()
     ledger = Ledger(tmp_path / "done.txt")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from kc_otel.cli.status_command import _exit_code
 from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.stages import Stage
@@ -440,6 +441,43 @@ def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fle
         fleet.run(220)
         silences += [len(fleet.states("no-data"))]
     assert silences == [1, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_jobs_that_are_further_apart_than_the_long_window_are_no_silence_until_one_is_overdue(make_fleet, columns):
+    """An import every hour, and a restart of the evaluator between two; the last one lacks a slice."""
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]", text=SLICED)
+    silences: list[int] = []
+
+    def missing() -> set[str]:
+        return {cell.slice for incident in fleet.core.incidents() for cell in incident.cells}
+
+    def job(number: int, pause: float = 3580.0, **observed: float) -> None:
+        fleet.restart()
+        if columns:
+            fleet.core.evaluator.use_columns()
+        fleet.senders = {"broken": Sender(instance=f"import-{number}", start=fleet.now - 1.0)}
+        for slice in observed:
+            fleet.senders[f"broken/{slice}"] = Sender(instance=f"import-{number}", slice=slice, start=fleet.now - 1.0)
+        fleet.run(20, broken={"all": 0.001, **observed})
+        fleet.core.metrics(info_request(fleet.now, 0, f"import-{number}"), fleet.now)
+        fleet.run(pause)
+        silences.append(len(fleet.states("no-data")))
+
+    for number in range(5):
+        job(number, code=0.001, prose=0.001)
+    assert silences == [1, 1, 0, 0, 0]
+    cells = [verdict for verdict, _ in fleet.core.history.cells()]
+    assert {verdict.status for verdict in cells} == {Status.NO_DATA}
+    assert all(verdict.reason.startswith("next report due by") for verdict in cells)
+    with client_of(fleet.core) as client:
+        assert _exit_code(client.get("/api/v1/verdicts").json()["verdicts"], [], [], unknown=False) == 0
+    job(5, 200.0, code=0.001)
+    assert missing() == {"prose"}
+    fleet.run(3400)
+    assert missing() == set()
+    fleet.run(200)
+    assert missing() == {"all", "code", "prose"}
 
 
 def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_fleet):

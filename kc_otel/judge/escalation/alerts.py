@@ -290,7 +290,7 @@ def _watched(tick: Tick, step: EscalationStep, by_cell: Mapping[Cell, Verdict]) 
             cell: verdict
             for cell, verdict in by_cell.items()
             if not step.clauses or cell.clause in step.clauses
-            if not (silent and (verdict.has_nothing_to_measure or tick.excuses(cell.slice, cell.kernel_inference)))
+            if not (silent and (verdict.wakes_nobody or tick.excuses(cell.slice, cell.kernel_inference)))
         }
     failed = {cell: verdict for cell, verdict in tick.failed.items() if cell.slice == ALL}
     pairs = {cell.pair for cell in failed}
@@ -318,6 +318,8 @@ def _why_gone(tick: Tick, alert: Alert) -> str:
         why = "requests are kept from this kernel, as ordered"
     elif any(verdict.has_nothing_to_measure for verdict in selected(verdicts, (), [cell])):
         why = "there is nothing to measure"
+    elif any(verdict.wakes_nobody for verdict in selected(verdicts, (), [cell])):
+        why = "the next report is not due yet"
     elif alert.verdict.reason.startswith(RUN_ENDED):
         why = "its run ended cleanly"
     if why:

@@ -217,7 +217,7 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, place) in broken_before)
         if verdict.status is Status.FAIL or (
-            heard and not verdict.has_nothing_to_measure and not tick.excuses(cell.slice, cell.kernel_inference)
+            heard and not verdict.wakes_nobody and not tick.excuses(cell.slice, cell.kernel_inference)
         ):
             broken.setdefault(key, {})[place] = verdict, tick.now, None
     for alert in firing:

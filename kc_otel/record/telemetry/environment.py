@@ -122,6 +122,10 @@ def try_export() -> str:
 def _refusal() -> str:
     heard = _FirstComplaint()
     log = logging.getLogger("opentelemetry.exporter")
+    known = {name: found for name, found in logging.Logger.manager.loggerDict.items() if name.startswith(log.name)}
+    filtered = [(found, found.filters) for found in known.values() if isinstance(found, logging.Logger)]
+    for found, _ in filtered:  # an exporter says the same thing once a minute only
+        found.filters = []
     try:
         for exporter in metric_exporters():
             if not hasattr(exporter, "_endpoint"):  # a console has nothing to accept
@@ -135,6 +139,8 @@ def _refusal() -> str:
         return str(error) or type(error).__name__
     finally:
         log.removeHandler(heard)
+        for found, filters in filtered:
+            found.filters = filters
     return ""
 
 

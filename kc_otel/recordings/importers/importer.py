@@ -30,6 +30,7 @@ import numpy as np
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import LAG, Scalar
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.telemetry.environment import try_export
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete
 from kc_otel.recordings.read_table import LinesRead, Problems, RewrittenError, lines
@@ -40,6 +41,9 @@ _log: Final = logging.getLogger("kc_otel")
 _INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")
 _CHUNK_TOKENS: Final = 262_144
 _LOCK_POLL_SECONDS: Final = 0.1
+_PAUSES: Final = 0.2, 5.0
+"""Seconds from a failed export to the next: the first, doubled up to the last."""
+_NOT_ALLOWED: Final = re.compile(r"\b40[13]\b|UNAUTHENTICATED|PERMISSION_DENIED")
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
 
@@ -93,6 +97,11 @@ class Importer:
         self._follow = follow
         self._awaiting: set[Path] = set()
         self._unreadable: Counter[Path] = Counter()
+
+    @property
+    def unexported(self) -> bool:
+        """True if an endpoint has not taken all that was measured."""
+        return bool(self._awaiting)
 
     def file(self, path: Path) -> bool:
         """Import what is new in a file; whether all was measured and exported. A later export holds what is open."""
@@ -249,13 +258,17 @@ class Importer:
 
     def _why_unexported(self, patience: float) -> str:
         """Return "" if everything recorded was measured and accepted by every endpoint, in time; or why not."""
-        end = time.monotonic() + patience
+        end, (pause, longest), said = time.monotonic() + patience, _PAUSES, ""
         while True:
             # Streams are cumulative, and of one pair of kernels: an export that is accepted contains all before it.
             why = why_unexported(self._recorder, self._recorder.stats(), max(end - time.monotonic(), 1.0))
-            if why != NO_ENDPOINT or self._stopped() or time.monotonic() >= end:
+            if why != NO_ENDPOINT or self._stopped() or not patience:
                 return why
-            time.sleep(0.2)
+            said = said or try_export()
+            if time.monotonic() >= end or (_NOT_ALLOWED.search(said) and not self._follow):
+                return f"{why}: {said}" if said else why
+            time.sleep(min(pause, max(end - time.monotonic(), 0.0)))
+            pause = min(2.0 * pause, longest)
 
 
 def _chunks(of: Recording) -> Iterator[tuple[Recording, list[int]]]:

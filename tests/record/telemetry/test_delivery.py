@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -259,6 +260,15 @@ def test_an_export_without_metrics_says_what_came_back(monkeypatch, caplog, serv
         answer = try_export()
     assert (said in answer) if said else (answer == "" and len(found.requests) == 1)
     assert sum("export" in record.getMessage() for record in caplog.records) <= 1
+
+
+def test_what_an_exporter_has_said_before_is_said_again(monkeypatch):
+    """An exporter logs the same failure once a minute; whoever asks is told it each time."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    exporters_log = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")
+    monkeypatch.setattr(exporters_log, "filters", [lambda _: False])
+    assert all("Connection refused" in try_export() for _ in range(2))
 
 
 def test_an_endpoint_that_never_answers_an_export_is_not_waited_for(monkeypatch):
