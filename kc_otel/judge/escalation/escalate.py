@@ -303,17 +303,22 @@ def _unproven(tick: Tick, told: Collection[tuple[str, str]], incidents: Iterable
     They were shorter than a step's `for`, or happened in a dry run; `told` are (incident, endpoint). What is measured
     still may be decided yet.
     """
-    listening, window = tick.traffic.listening, tick.contract.observability.window
     measured = {verdict.cell for verdict in selected(tick.verdicts, {Status.INCONCLUSIVE})}
     return [
         alert.resolved(tick.now)
         for incident in incidents
-        if incident.lapsed(tick.now, window) and tick.now - listening >= window
+        if _lapsed(tick, incident)
         for cell in incident.cells
         if incident.unproven(cell.clause, cell.slice)
         for alert in _untold(tick, incident, cell, told)
         if alert.cell not in measured
     ]
+
+
+def _lapsed(tick: Tick, incident: Incident) -> bool:
+    """`Incident.lapsed`, of an evaluator that has listened for so long that a recorder which reports was heard."""
+    window = tick.contract.observability.window
+    return incident.lapsed(tick.now, window) and tick.now - tick.traffic.listening >= window + tick.traffic.heartbeat
 
 
 def _ended_untold(tick: Tick, incidents: Iterable[Incident], people: People) -> tuple[IncidentMessage, ...]:
@@ -464,7 +469,7 @@ def _due_message(
     news: News, group: MessageGroup, alerts: Iterable[ToldAlert], incident: Incident | None
 ) -> tuple[MessageGroup, IncidentMessage | None]:
     """Return a group with its alerts after an evaluation, and the message that is due."""
-    now, window = news.tick.now, news.tick.contract.observability.window
+    now = news.tick.now
     # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
     contained = incident is not None and incident.state is IncidentState.CONTAINED
     uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
@@ -481,7 +486,7 @@ def _due_message(
         if told.known and (contained or not unproven(told)):
             return "ended"
         # For a window after it went away, what its recorders measure next may refute it.
-        gone = incident is not None and incident.lapsed(now, window)
+        gone = incident is not None and _lapsed(news.tick, incident)
         return "unproven" if gone and told.waits and not muted else ""
 
     rows = [(told, news_of(told)) for told in alerts if told.known or told.alert.fires or unproven(told)]
