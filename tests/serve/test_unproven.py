@@ -430,7 +430,8 @@ def test_an_evaluator_that_was_away_hears_recorders_out_before_it_tells_that_not
     make_fleet: MakeFleet, away: float
 ) -> None:
     """What reports again shows within a heartbeat and a window that the breach is over."""
-    fleet = make_fleet("do: [{webhook: chat}]}\n  - {on: fail, clear_for: 5m, for: 4m, do: [{webhook: pager}]")
+    held, later = "for: 40s, clear_for: 5m, do: [notify]", "for: 4m, do: [{webhook: pager}]"
+    fleet = make_fleet(f"do: [{{webhook: chat}}]}}\n  - {{on: fail, {held}}}\n  - {{on: fail, {later}")
     fleet.run(60, broken=0.001)
     fleet.run(60, broken=0.4)
     fleet.close()

@@ -192,11 +192,11 @@ def escalate(
     before_roll_backs, after = after, with_roll_backs(after, rolled)
     roll_backs = _roll_backs(tick, before_roll_backs, after, rolled)
     groups = before.groups.get(name, ())
-    untold = _unproven(tick, {(group.incident, group.endpoint) for group in groups}, after)
+    missed = _unproven(tick, {(group.incident, group.endpoint) for group in groups}, after)
     serving = {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None}
     news = News(tick, previous, policy, after, people, again, serving, timing)
-    groups, messages = group_messages(news, groups, () if dry_run else (*edges, *roll_backs, *untold))
-    messages += () if dry_run else _ended_untold(tick, after, people)
+    groups, messages = group_messages(news, groups, () if dry_run else (*edges, *roll_backs, *missed))
+    messages += () if dry_run else _missed_endings(tick, after, people)
     announced = (
         (message.incident.key, IncidentAction("webhook", message.endpoint, now, slices))
         for message in messages
@@ -310,7 +310,7 @@ def _unproven(tick: Tick, told: Collection[tuple[str, str]], incidents: Iterable
         if _lapsed(tick, incident)
         for cell in incident.cells
         if incident.unproven(cell.clause, cell.slice)
-        for alert in _untold(tick, incident, cell, told)
+        for alert in _missed_alerts(tick, incident, cell, told)
         if alert.cell not in measured
     ]
 
@@ -321,7 +321,7 @@ def _lapsed(tick: Tick, incident: Incident) -> bool:
     return incident.lapsed(tick.now, window) and tick.now - tick.traffic.listening >= window + tick.traffic.heartbeat
 
 
-def _ended_untold(tick: Tick, incidents: Iterable[Incident], people: People) -> tuple[IncidentMessage, ...]:
+def _missed_endings(tick: Tick, incidents: Iterable[Incident], people: People) -> tuple[IncidentMessage, ...]:
     """The only messages about breaches that nothing refuted before their run ended, to endpoints told nothing of them.
 
     A run can be shorter than a step's `for`, or than the wait of a message.
@@ -332,7 +332,7 @@ def _ended_untold(tick: Tick, incidents: Iterable[Incident], people: People) -> 
         by_endpoint: dict[str, list[Alert]] = {}
         for cell in (cell for cell in incident.cells if not cell.over):
             told = {(incident.id, action.target) for action in done if cell.slice in action.slices}
-            for alert in _untold(tick, incident, cell, told):
+            for alert in _missed_alerts(tick, incident, cell, told):
                 for action in () if people.silencing(alert.cell, tick.now) else alert.actions:
                     by_endpoint.setdefault(str(action.target), []).append(replace(alert, end=WENT_AWAY))
         messages += [
@@ -342,7 +342,9 @@ def _ended_untold(tick: Tick, incidents: Iterable[Incident], people: People) -> 
     return tuple(messages)
 
 
-def _untold(tick: Tick, incident: Incident, cell: BrokenCell, told: Collection[tuple[str, str]]) -> Iterator[Alert]:
+def _missed_alerts(
+    tick: Tick, incident: Incident, cell: BrokenCell, told: Collection[tuple[str, str]]
+) -> Iterator[Alert]:
     """An alert of a cell as it was, for each step that watches it and has endpoints that are not `told`; it fires."""
     contract, now = tick.contract, tick.now
     numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
