@@ -40,7 +40,7 @@ MEASURED: Final = frozenset({Status.PASS, Status.INCONCLUSIVE, Status.FAIL})
 """Verdicts on observations."""
 
 
-class Fault(NamedTuple):
+class FaultKind(NamedTuple):
     """A kind of fault that steps of a policy wait for: its verdict, and what ends it."""
 
     status: Status
@@ -54,17 +54,17 @@ class Fault(NamedTuple):
     """Verdicts that show that it is over; that its cells are gone shows nothing."""
 
 
-FAULTS: Final[Mapping[str, Fault]] = {
-    "fail": Fault(
+FAULTS: Final[Mapping[str, FaultKind]] = {
+    "fail": FaultKind(
         Status.FAIL, "Broken", "KernelContractBroken", (Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT),
         frozenset({Status.PASS, Status.INCONCLUSIVE}),
     ),
-    "invalid-input": Fault(
+    "invalid-input": FaultKind(
         Status.INVALID_INPUT, "Invalid input", "KernelContractInvalidInput", (Status.INCONCLUSIVE, Status.NO_DATA),
         MEASURED,
     ),
-    "no-data": Fault(Status.NO_DATA, "No data", "KernelContractNoData", (), MEASURED),
-    "inconclusive": Fault(
+    "no-data": FaultKind(Status.NO_DATA, "No data", "KernelContractNoData", (), MEASURED),
+    "inconclusive": FaultKind(
         Status.INCONCLUSIVE, "Undecided", "KernelContractInconclusive", (Status.NO_DATA,),
         frozenset({Status.PASS, Status.FAIL}),
     ),

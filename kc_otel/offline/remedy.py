@@ -318,18 +318,19 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     """Replay every correction of some trainers on a recording, made before any correction, and choose.
 
     The choice is paid for by splitting the contract's error probability over corrections, promises and sides. Caps are
-    not applied. A promise takes `observability.min_sequences` prompts or sequences; without any it is open.
+    not applied. A promise takes `observability.min_sequences` prompts or sequences; without any it is open. A trainer
+    corrects whole sequences: one that older weights sampled in part is on the slices of its oldest weights.
 
     Raises:
-        ValueError: If older weights sampled all of the recording: a contract's clauses count none of that.
+        ValueError: If older weights sampled all of every sequence, or a part.
     """
-    table, recording = SliceTable.whole(contract), recording.by_age()
+    table, recording = SliceTable.whole(contract), recording.by_age(split=False)
     inside = table.of_batch(recording.attributes, range(recording.lengths.size), recording.lengths.size)
     slices = {name: inside[:, column] for column, name in enumerate(table.names) if inside[:, column].any()}
     if ALL not in slices:
         raise ValueError(
-            f"{recording.source}: older weights sampled all of it, and no clause counts that; record rollouts at lag 0 "
-            "or leave lag out to correct drift and staleness together"
+            f"{recording.source}: older weights sampled all of every sequence, or a part; record rollouts at lag 0 or "
+            "leave lag out to correct drift and staleness together"
         )
     known, prompts = recording.advantages is not None, recording.prompts
     names = [name for name in table.names if name in slices or name not in OLDER]

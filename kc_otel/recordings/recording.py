@@ -98,7 +98,8 @@ class Recording:
     the steps of the weights that sampled each token, `positions` [N] are in the response, None where the file's mask
     leaves out nothing between the tokens that count. Logits are [N, V]. Of `masked` sequences the file's mask leaves no
     token; they are not among the S, nor are the `repeated` ones that were left out as copies. `unread` are columns that
-    are no attributes, and why.
+    are no attributes, and why. Where `by_age` split any, `whole` are the sequences before that, and `whole_rows` [S] the
+    rows there of those that count; -1 for a part whose sequence counts at its older part.
     """
 
     train: NDArray[np.float64]
@@ -116,6 +117,8 @@ class Recording:
     masked: int = 0
     repeated: int = 0
     unread: Mapping[str, str] = field(default_factory=dict)
+    whole: Recording | None = None
+    whole_rows: NDArray[np.int64] | None = None
 
     @property
     def rewards(self) -> NDArray[np.float64] | None:
@@ -185,22 +188,25 @@ class Recording:
 
     def only(self, kept: NDArray[np.bool_]) -> Recording:
         """The sequences that are kept, bool [S]."""
-        return self if kept.all() else self.of_tokens(np.repeat(kept, self.lengths))
+        return self if kept.all() else replace(self.of_tokens(np.repeat(kept, self.lengths)), whole=self.whole)
 
     def of_tokens(self, tokens: NDArray[np.bool_]) -> Recording:
         """Some tokens, bool [N], of the sequences that have any of these."""
         lengths = np.add.reduceat(tokens, self.starts, dtype=np.int64)
         return replace(
             self,
+            whole=None,
+            whole_rows=None if self.whole_rows is None else self.whole_rows[lengths > 0],
             lengths=lengths[lengths > 0],
             attributes=tuple(self.attributes[row] for row in np.flatnonzero(lengths)),
             **self._per_token(tokens),
         )
 
-    def by_age(self) -> Recording:
+    def by_age(self, *, split: bool = True) -> Recording:
         """The recording with attribute `lag`, where the steps of both kernels' weights are known.
 
-        A sequence that the training kernel's own weights sampled in part becomes two, the older one at the end.
+        A sequence that the training kernel's own weights sampled in part becomes two, the older one at the end, which
+        counts as the whole sequence; without `split` all of it has the lag of its oldest weights.
         """
         train, inference = (
             np.repeat([_step(attributes.get(name)) for attributes in self.attributes], self.lengths)
@@ -216,11 +222,12 @@ class Recording:
                 "train_weights is %d; they count as the trainer's own",
                 self.source, newer.size, sampled[newer[0]], train[newer[0]],
             )  # fmt: skip
-        both = np.logical_and(*(np.logical_or.reduceat(part, self.starts) for part in (lag == 0, lag > 0)))
+        both = split & np.logical_and(*(np.logical_or.reduceat(part, self.starts) for part in (lag == 0, lag > 0)))
         apart = np.repeat(both, self.lengths) & (lag > 0)
         tokens, rows = (np.concatenate(parts) for parts in (
             (np.flatnonzero(~apart), np.flatnonzero(apart)), (np.arange(both.size), np.flatnonzero(both))
         ))  # fmt: skip
+        counted = np.concatenate([np.where(both, -1, np.arange(both.size)), np.flatnonzero(both)])
         older = np.add.reduceat(apart, self.starts, dtype=np.int64)
         lengths = np.concatenate([self.lengths - older, older[both]])
         oldest = np.maximum.reduceat(lag[tokens], np.cumsum(lengths) - lengths).tolist()
@@ -230,6 +237,7 @@ class Recording:
             self,
             lengths=lengths,
             attributes=tuple({**self.attributes[row], **age} for row, age in zip(rows, known, strict=True)),
+            **({"whole": self, "whole_rows": counted} if both.any() else {}),
             **{"positions": places[tokens], **self._per_token(tokens)},
         )
 

@@ -425,6 +425,25 @@ def test_a_breach_is_told_though_it_was_shorter_than_a_step_and_its_only_recorde
     ]
 
 
+@pytest.mark.parametrize("away", [120.0, 3600.0])
+def test_an_evaluator_that_was_away_hears_recorders_out_before_it_tells_that_nothing_was_proven(
+    make_fleet: MakeFleet, away: float
+) -> None:
+    """What reports again shows within a heartbeat and a window that the breach is over."""
+    held, later = "for: 40s, clear_for: 5m, do: [notify]", "for: 4m, do: [{webhook: pager}]"
+    fleet = make_fleet(f"do: [{{webhook: chat}}]}}\n  - {{on: fail, {held}}}\n  - {{on: fail, {later}")
+    fleet.run(60, broken=0.001)
+    fleet.run(60, broken=0.4)
+    fleet.close()
+    fleet.now += away
+    fleet.begin()
+    fleet.run(600, broken=0.001)
+    assert fleet.core.incidents() == ()
+    assert [(body["receiver"], body["notification_reason"]) for body in fleet.told()] == [
+        ("chat", "firing"), ("chat", "resolved"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("back", [0.4, 0.001])
 def test_a_breach_that_a_dead_recorder_left_is_told_as_it_goes_on_once_it_is_back(
     make_fleet: MakeFleet, back: float

@@ -192,11 +192,11 @@ def escalate(
     before_roll_backs, after = after, with_roll_backs(after, rolled)
     roll_backs = _roll_backs(tick, before_roll_backs, after, rolled)
     groups = before.groups.get(name, ())
-    untold = _unproven(tick, {(group.incident, group.endpoint) for group in groups}, after)
+    missed = _unproven(tick, {(group.incident, group.endpoint) for group in groups}, after)
     serving = {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None}
     news = News(tick, previous, policy, after, people, again, serving, timing)
-    groups, messages = group_messages(news, groups, () if dry_run else (*edges, *roll_backs, *untold))
-    messages += () if dry_run else _ended_untold(tick, after, people)
+    groups, messages = group_messages(news, groups, () if dry_run else (*edges, *roll_backs, *missed))
+    messages += () if dry_run else _missed_endings(tick, after, people)
     announced = (
         (message.incident.key, IncidentAction("webhook", message.endpoint, now, slices))
         for message in messages
@@ -303,20 +303,25 @@ def _unproven(tick: Tick, told: Collection[tuple[str, str]], incidents: Iterable
     They were shorter than a step's `for`, or happened in a dry run; `told` are (incident, endpoint). What is measured
     still may be decided yet.
     """
-    listening, window = tick.traffic.listening, tick.contract.observability.window
     measured = {verdict.cell for verdict in selected(tick.verdicts, {Status.INCONCLUSIVE})}
     return [
         alert.resolved(tick.now)
         for incident in incidents
-        if incident.lapsed(tick.now, window) and tick.now - listening >= window
+        if _lapsed(tick, incident)
         for cell in incident.cells
         if incident.unproven(cell.clause, cell.slice)
-        for alert in _untold(tick, incident, cell, told)
+        for alert in _missed_alerts(tick, incident, cell, told)
         if alert.cell not in measured
     ]
 
 
-def _ended_untold(tick: Tick, incidents: Iterable[Incident], people: People) -> tuple[IncidentMessage, ...]:
+def _lapsed(tick: Tick, incident: Incident) -> bool:
+    """`Incident.lapsed`, of an evaluator that has listened for so long that a recorder which reports was heard."""
+    window = tick.contract.observability.window
+    return incident.lapsed(tick.now, window) and tick.now - tick.traffic.listening >= window + tick.traffic.heartbeat
+
+
+def _missed_endings(tick: Tick, incidents: Iterable[Incident], people: People) -> tuple[IncidentMessage, ...]:
     """The only messages about breaches that nothing refuted before their run ended, to endpoints told nothing of them.
 
     A run can be shorter than a step's `for`, or than the wait of a message.
@@ -327,7 +332,7 @@ def _ended_untold(tick: Tick, incidents: Iterable[Incident], people: People) -> 
         by_endpoint: dict[str, list[Alert]] = {}
         for cell in (cell for cell in incident.cells if not cell.over):
             told = {(incident.id, action.target) for action in done if cell.slice in action.slices}
-            for alert in _untold(tick, incident, cell, told):
+            for alert in _missed_alerts(tick, incident, cell, told):
                 for action in () if people.silencing(alert.cell, tick.now) else alert.actions:
                     by_endpoint.setdefault(str(action.target), []).append(replace(alert, end=WENT_AWAY))
         messages += [
@@ -337,7 +342,9 @@ def _ended_untold(tick: Tick, incidents: Iterable[Incident], people: People) -> 
     return tuple(messages)
 
 
-def _untold(tick: Tick, incident: Incident, cell: BrokenCell, told: Collection[tuple[str, str]]) -> Iterator[Alert]:
+def _missed_alerts(
+    tick: Tick, incident: Incident, cell: BrokenCell, told: Collection[tuple[str, str]]
+) -> Iterator[Alert]:
     """An alert of a cell as it was, for each step that watches it and has endpoints that are not `told`; it fires."""
     contract, now = tick.contract, tick.now
     numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
@@ -464,7 +471,7 @@ def _due_message(
     news: News, group: MessageGroup, alerts: Iterable[ToldAlert], incident: Incident | None
 ) -> tuple[MessageGroup, IncidentMessage | None]:
     """Return a group with its alerts after an evaluation, and the message that is due."""
-    now, window = news.tick.now, news.tick.contract.observability.window
+    now = news.tick.now
     # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
     contained = incident is not None and incident.state is IncidentState.CONTAINED
     uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
@@ -481,7 +488,7 @@ def _due_message(
         if told.known and (contained or not unproven(told)):
             return "ended"
         # For a window after it went away, what its recorders measure next may refute it.
-        gone = incident is not None and incident.lapsed(now, window)
+        gone = incident is not None and _lapsed(news.tick, incident)
         return "unproven" if gone and told.waits and not muted else ""
 
     rows = [(told, news_of(told)) for told in alerts if told.known or told.alert.fires or unproven(told)]

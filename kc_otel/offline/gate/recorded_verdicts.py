@@ -75,7 +75,9 @@ class RecordingObservations:
 
         def observed(quantity: str) -> Binned | None:
             if quantity == "sequence_tokens":
-                return Binned.of_samples(of.lengths.astype(np.float64))
+                lengths = of.lengths if of.whole is None else of.whole.lengths[of.whole_rows]
+                counted = slice(None) if of.whole_rows is None else of.whole_rows >= 0
+                return Binned.of_samples(lengths[counted].astype(np.float64))
             if quantity == "advantage_abs" and of.advantages is not None:
                 return Binned.of_samples(np.abs(of.advantages))
             return None
@@ -102,7 +104,9 @@ class RecordingObservations:
         if not known.base and known.per is Unit.TOKEN:
             tokens = self._token_values(quantity)
             return None if tokens is None else tokens[0][tokens[1]]
-        values = self._of_sequences(known.base or quantity)
+        base = known.base or quantity
+        whole = known.per is Unit.SEQUENCE or base in SEQUENCE or base in REWARD
+        values = (self._of_whole if whole else self.of_sequences)(base)
         if values is None or known.per is Unit.SEQUENCE:
             return None if values is None else values[~np.isnan(values)]
         prompts, place = self.recording.prompts, np.arange(values.size)
@@ -113,7 +117,19 @@ class RecordingObservations:
         steps = [number.setdefault(step_of(self.recording.attributes[row]), len(number)) for row in first]
         return _means(means, np.array(steps))[0]
 
-    def _of_sequences(self, quantity: str) -> NDArray[np.float64] | None:
+    def _of_whole(self, quantity: str) -> NDArray[np.float64] | None:
+        """`of_sequences` of whole sequences, also where older weights sampled a part: they count at this part [S]."""
+        of = self.recording
+        if of.whole_rows is None:
+            return self.of_sequences(quantity)
+        if of.whole is None:
+            values = self.of_sequences(quantity)
+        else:
+            values = RecordingObservations(of.whole, self.reward_range).of_sequences(quantity)
+            values = None if values is None else values[of.whole_rows]
+        return None if values is None else np.where(of.whole_rows < 0, np.nan, values)
+
+    def of_sequences(self, quantity: str) -> NDArray[np.float64] | None:
         """A quantity's value in each sequence, or its mean over the sequence's tokens [S]; NaN where it has none."""
         of = self.recording
         if quantity in SEQUENCE:

@@ -226,6 +226,7 @@ class Check(NamedTuple):
 _CHECKS: Final = (
     Check(fillers.sentinels),
     Check(fillers.whole_rows),
+    Check(fillers.nothing_but_zeros),
     Check(fillers.runs_of_one),
     Check(fillers.edges),
     Check(fillers.floors),

@@ -150,6 +150,26 @@ def test_a_clause_by_sequence_has_one_observation_per_sequence():
     assert counts == {"token-tv": made.train.size, "by-seq": 60}
 
 
+def test_a_sequence_that_older_weights_sampled_in_part_counts_once_as_a_whole_at_its_oldest():
+    """As in the Recorder: for a clause by sequence, the kernels' are those of which all tokens are at lag 0."""
+    text = TEXT[: TEXT.index("runtime:")].replace("slices: {", "slices: {early: {where: {position: '< 4'}}, ")
+    contract = load_text(text + "  - {id: whole, metric: tv_seq, unit: sequence, limit: 0.5}\n")
+    made = recording(0.1, sequences=30)
+    partly = np.arange(30) % 3 == 0
+    versions = np.full(made.train.size, 5)
+    versions[made.starts[partly]] = 4
+    rows = tuple({**row, "train_weights": 5, "reward": 1.0} for row in made.attributes)
+    made = replace(made, attributes=rows, versions=versions)
+    parts = by_contract(made, contract)
+    for quantity in ("tv_seq", "tv_seq_by_prompt", "tv_token_by_sequence", "reward_above"):
+        of = {name: RecordingObservations(part, (0.0, 1.0)).of(quantity) for name, part in parts.items() if part}
+        own = [RecordingObservations(made.only(some), (0.0, 1.0)).of(quantity) for some in (~partly, partly)]
+        assert [of["all"].total, of["early"].total, of["stale"].total] == [20, 20, 10]
+        assert [of["all"].sum, of["stale"].sum] == pytest.approx([sample.sum for sample in own])
+    tokens = RecordingObservations(parts["all"]).of("tv_token")
+    assert tokens.total == made.train.size - 10, "of its tokens each counts at its own lag"
+
+
 def test_advantages_by_sequence_are_means_over_the_tokens_of_their_side():
     made = replace(
         recording(sequences=3), lengths=np.array([2, 2, 1]), advantages=np.array([1.0, -1.0, 2.0, 2.0, -3.0])

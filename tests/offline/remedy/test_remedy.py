@@ -199,8 +199,18 @@ def test_what_older_weights_sampled_is_said_to_be_apart_and_refused_where_it_is_
         {**row, "train_weights": 7, "inference_weights": 7 - place % 2} for place, row in enumerate(rollouts.attributes)
     ]
     assert said in remedy_sentence(remedy(replace(rollouts, attributes=tuple(steps)), contract(REWARD)))
-    with pytest.raises(ValueError, match="older weights sampled all of it, and no clause counts that"):
+    with pytest.raises(ValueError, match="older weights sampled all of every sequence, or a part"):
         remedy(replace(rollouts, attributes=tuple({**row, "lag": 1} for row in aged)), contract(REWARD))
+
+
+def test_a_sequence_that_older_weights_sampled_in_part_is_corrected_as_a_whole(rollouts):
+    """A trainer has one ratio of it, whatever sampled its last tokens."""
+    rows = tuple({**row, "train_weights": 7} for row in rollouts.attributes)
+    versions = np.full(rollouts.train.size, 7)
+    versions[rollouts.starts[1::2]] = 6
+    of = remedy(replace(rollouts, attributes=rows, versions=versions), contract(REWARD))
+    assert of.replayed[0].costs["all"].sequences == 4000
+    assert "4,000 more sequences, 32,000 tokens, are slice stale" in remedy_sentence(of)
 
 
 def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):

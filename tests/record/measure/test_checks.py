@@ -266,6 +266,17 @@ def test_kernels_that_are_often_sure_are_not_taken_for_padding(sure: float, toke
     assert not check(train, inference).any()
 
 
+@pytest.mark.parametrize("longest", [6, 40], ids=["a few tokens of padding", "much padding"])
+def test_a_mask_that_counts_nothing_but_padding_is_told(longest: int) -> None:
+    """Both sides are 0 there, so that it would look like kernels without any drift."""
+    train, inference = logprobs(0.3, shape=(200, 64))
+    padding = np.arange(64) >= 64 - np.random.default_rng(1).integers(1, longest, (200, 1))
+    train[padding] = inference[padding] = 0.0
+    assert set(check(train, inference, mask=padding)) == {InvalidReason.PLACEHOLDER}
+    assert not check(train, inference, mask=~padding).any()
+    assert not check(train[:4], inference[:4], mask=padding[:4]).any(), "short answers may be certain"
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_a_kernel_that_says_the_same_of_every_token_has_no_temperature(noise: float) -> None:
     """There is no line in a log Q that does not change: where both are so it is measured, else it is one value."""
