@@ -19,7 +19,7 @@ another base, divided by the length, at another temperature) nothing between the
 many alternatives nothing along a sequence does; but five first tokens with a third of the mass each do. And n rollouts
 all begin with one token of probability q at most once in q^(1 - n) prompts: with the prompt's own they always do.
 
-`remarks` are of a gate, on numbers that it judges: columns that look swapped or copied, and drift like a setting.
+`remarks` are of a gate, on numbers that it judges: columns that look copied, and drift like a setting.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def remarks(block: Block) -> str:
     """Return what to look at before a verdict on these rows is believed; empty for nothing."""
     log_w = saturated(block.exact_log_w)
     copied = rounded_column(block) or _even(block, log_w)
-    found = [swapped(log_w), copied, like_a_setting(block, log_w), same_tokens.not_told(block)]
+    found = [copied, like_a_setting(block, log_w), same_tokens.not_told(block)]
     return "; ".join(said for said in found if said)
 
 
