@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -36,9 +37,9 @@ from kc_otel.cli.terminal import (
     unusable,
 )
 from kc_otel.contract.load import load
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.slices import ALL, LAG
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import did_you_mean, table_lines
+from kc_otel.contract.words import did_you_mean, number, table_lines
 
 if TYPE_CHECKING:
     from kc_otel.contract.clause import Clause
@@ -139,6 +140,8 @@ def run(
                     clause=failing, shares=shares, precision=precision,
                     progress=lambda said: typer.echo(said, err=True),
                 )  # fmt: skip
+        if not located.findings:
+            located = replace(located, notes=(*located.notes, *_not_reproduced(promise, sequences, slice)))
     answer = located_json(located)
     show(located_lines(located), answer, as_json=as_json)
     if cell is not None:
@@ -273,6 +276,28 @@ def _of_captures(
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
     return compare_captures(contract, reference, inference, slice=slice, rounding=rounding)
+
+
+def _not_reproduced(contract: Contract, path: str, slice: str) -> list[str]:
+    """A note on the clause that a recording exceeds most, where the programs agree; none of other files."""
+    from kc_otel.offline.gate.copies import distinct  # noqa: PLC0415
+    from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
+    from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
+
+    try:
+        recording = distinct(load_recording(path))
+    except (ValueError, OSError, ImportError):
+        return []
+    if recording.age_unknown.any():  # a verdict would not tell drift from staleness
+        recording = recording.with_attributes({LAG: 0})
+    verdicts = judge(contract, by_contract(recording, contract), time.time()).verdicts
+    broken = [verdict for verdict in verdicts if verdict.status == "FAIL" and verdict.cell.slice == slice]
+    if not broken:
+        return []
+    worst = max(broken, key=lambda verdict: verdict.estimate / verdict.limit if verdict.limit else 0.0)
+    amount = f"{number(worst.estimate)} (clause {worst.cell.clause}, limit {number(worst.limit)})"
+    lead = f"these two programs do not reproduce the recording's drift of {amount}"
+    return [f"{lead}: they may not be the kernels that recorded it; compare versions, settings, weights and their age"]
 
 
 def _clause(contract: Contract, wanted: str | None) -> Clause | None:

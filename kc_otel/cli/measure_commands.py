@@ -142,6 +142,7 @@ def _failures(importer: Importer) -> dict[str, list[str]]:
 
 def _import_lines(importer: Importer, stats: RecorderStats) -> Iterator[str]:
     from kc_otel.contract.input_reasons import remedy  # noqa: PLC0415
+    from kc_otel.record.measure.checks import swapped_by_sums  # noqa: PLC0415
 
     totals = importer.totals
     yield (
@@ -170,6 +171,8 @@ def _import_lines(importer: Importer, stats: RecorderStats) -> Iterator[str]:
             f"  the two sides are the same numbers in {totals.identical:,} sequences: unless the kernels are bit by "
             "bit equal, one side is a copy of the other (verl: algorithm.rollout_correction.bypass_mode)"
         )
+    if said := swapped_by_sums(totals.ratios):
+        yield f"  {said}"
 
 
 def rescore(

@@ -98,8 +98,8 @@ class Recording:
     the steps of the weights that sampled each token, `positions` [N] are in the response, None where the file's mask
     leaves out nothing between the tokens that count. Logits are [N, V]. Of `masked` sequences the file's mask leaves no
     token; they are not among the S, nor are the `repeated` ones that were left out as copies. `unread` are columns that
-    are no attributes, and why. Where `by_age` split any, `whole` are the sequences before that, and `whole_rows` [S] the
-    rows there of those that count; -1 for a part whose sequence counts at its older part.
+    are no attributes, and why. Where `by_age` split any, `whole` are the sequences before that, and `whole_rows` [S]
+    the rows there of those that count; -1 for a part whose sequence counts at its older part.
     """
 
     train: NDArray[np.float64]
@@ -233,12 +233,12 @@ class Recording:
         oldest = np.maximum.reduceat(lag[tokens], np.cumsum(lengths) - lengths).tolist()
         known = ({} if math.isnan(age) else {LAG: int(age)} for age in oldest)
         places = np.arange(self.train.size) - np.repeat(self.starts, self.lengths)
+        divided: dict[str, Any] = {"whole": self, "whole_rows": counted} if both.any() else {}
         return replace(
             self,
             lengths=lengths,
             attributes=tuple({**self.attributes[row], **age} for row, age in zip(rows, known, strict=True)),
-            **({"whole": self, "whole_rows": counted} if both.any() else {}),
-            **{"positions": places[tokens], **self._per_token(tokens)},
+            **{"positions": places[tokens], **self._per_token(tokens), **divided},
         )
 
     def _per_token(self, tokens: NDArray[np.bool_] | NDArray[np.intp]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import kc_otel
 from kc_otel.offline import remedy
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
 from kc_otel.recordings.recording import Recording
@@ -85,6 +86,20 @@ def test_each_command_tells_of_copies_and_of_a_copied_side(command, tmp_path, mo
     code, _, err = command("init")("--reward-budget", 0.1, "--baseline", log, "--out", out)
     assert (code, out.exists()) == ((2, False) if name == "copy" else (0, True))
     assert ("a copy of the other" if name == "copy" else said) in err
+
+
+def test_columns_that_look_swapped_are_told(command, tmp_path, contract):
+    """A drift below the 2 % that a verdict allows: where the mean of P/Q is larger, the input is invalid."""
+    rng = np.random.default_rng(0)
+    train = np.log(rng.uniform(0.05, 0.4, (200, 128)))
+    inference = train + 0.1 * rng.standard_normal(train.shape) - 0.005
+    log, said = tmp_path / "log.npz", "the columns look swapped"
+    for sides, answer in (((train, inference), True), ((inference, train), False)):
+        np.savez(log, train_logprobs=sides[0], inference_logprobs=sides[1], task=["code"] * 200)
+        for asked in (["compare"], ["compare", "--contract", contract]):
+            assert (said in command(asked[0])(log, *asked[1:])[1]) is answer
+        found = kc_otel.compare(*sides, contract=contract, slices={"task": ["code"] * 200})
+        assert any(said in note for note in found.notes) is answer
 
 
 def test_json_has_the_numbers_exactly(run, log):

@@ -75,6 +75,24 @@ def test_steps_that_are_judged_together_are_told(run, tmp_path):
     assert told in run("token_exports", "--contract", "contract.yaml", "--again")[1]
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_columns_that_look_swapped_are_told_of_all_files_together(run, tmp_path, told):
+    rng = np.random.default_rng(0)
+    for step in range(4, 6):
+        sides = np.log(rng.uniform(0.05, 0.4, (2, 8000)))
+        sides[1] = sides[0] + 0.1 * rng.standard_normal(8000) - 0.005
+        columns = dict(zip(("trainer_logprobs", "inference_logprobs"), sides if told else sides[::-1], strict=True))
+        file = tmp_path / "token_exports" / f"step_{step}" / "rank_0.jsonl"
+        file.parent.mkdir()
+        rows = [
+            line(200, step=step, **{name: side[at : at + 200].tolist() for name, side in columns.items()})
+            for at in range(0, 8000, 200)
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = run("token_exports", "--contract", "contract.yaml", width=300)[1]
+    assert ("the mean of P/Q over 16,080 tokens is 1.01" in out and "the columns look swapped" in out) is told
+
+
 def test_a_copy_is_named_and_does_not_count_again(run, tmp_path):
     step = tmp_path / "token_exports" / "step_3"
     (step / "rank_1.jsonl").write_bytes((step / "rank_0.jsonl").read_bytes())

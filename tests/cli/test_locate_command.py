@@ -60,6 +60,23 @@ def test_the_undecided_has_an_exit_code_of_its_own(locate, monkeypatch):
     assert (code, "undecided: layer 0, kv_cache differs by" in out) == (3, True)
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_a_drift_of_the_recording_that_the_programs_lack_is_told(locate, tmp_path, monkeypatch, spread):
+    clean = located(boundary_drift({Boundary(0, "o_proj"): measured(np.zeros(12))}, 0.005))
+    monkeypatch.setattr(torch_locate, "locate", lambda *_, **__: clean)
+    rng, rows = np.random.default_rng(0), []
+    for _ in range(300):
+        inference = np.log(rng.uniform(0.05, 0.4, 20))
+        train = inference + spread * rng.standard_normal(20) - spread**2 / 2
+        rows.append({"token_ids": rng.integers(0, 128, 20).tolist(), "task": "code", "train_logprobs": train.tolist(),
+                     "inference_logprobs": inference.tolist()})  # fmt: skip
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = locate("--slice", "code")
+    assert code == 0
+    said = "note: these two programs do not reproduce the recording's drift of 0."
+    assert (said in out, "no culprit" in out) == (spread > 0, True)
+
+
 def test_an_operator_that_no_sequence_reached_is_no_all_clear(locate, monkeypatch):
     clean = located(boundary_drift({Boundary(0, "o_proj"): measured(np.zeros(12))}, 0.005))
     answer = replace(clean, unreached=(Boundary(0, "k_proj"),))

@@ -19,7 +19,7 @@ another base, divided by the length, at another temperature) nothing between the
 many alternatives nothing along a sequence does; but five first tokens with a third of the mass each do. And n rollouts
 all begin with one token of probability q at most once in q^(1 - n) prompts: with the prompt's own they always do.
 
-`remarks` are of a gate, on numbers that it judges: columns that look swapped or copied, and drift like a setting.
+`remarks` are of a gate, on numbers that it judges: columns that look copied, and drift like a setting.
 """
 
 from __future__ import annotations
@@ -358,19 +358,33 @@ def remarks(block: Block) -> str:
     """Return what to look at before a verdict on these rows is believed; empty for nothing."""
     log_w = saturated(block.exact_log_w)
     copied = rounded_column(block) or _even(block, log_w)
-    found = [swapped(log_w), copied, like_a_setting(block, log_w), same_tokens.not_told(block)]
+    found = [copied, like_a_setting(block, log_w), same_tokens.not_told(block)]
     return "; ".join(said for said in found if said)
 
 
 def swapped(log_w: NDArray[np.float64]) -> str:
     """Say that the tokens look like samples of P: the mean of P/Q is above 1, and that of Q/P is 1; else empty."""
-    ratios = [np.exp(np.clip(side, -_SWAPPED[2], _SWAPPED[2])) for side in (log_w, -log_w)]
-    mean, other = (float(ratio.mean()) for ratio in ratios)
-    errors = [float(ratio.std()) / math.sqrt(log_w.size) for ratio in ratios]
+    return swapped_by_sums(ratio_sums(log_w))
+
+
+def ratio_sums(log_w: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what `swapped_by_sums` takes, float64 [5]: number of tokens, sums of P/Q, Q/P and their squares."""
+    log_w = log_w[np.isfinite(log_w)]
+    ratio = np.exp(np.clip(log_w, -_SWAPPED[2], _SWAPPED[2]))
+    return np.array([log_w.size, *(part.sum() for part in (ratio, 1.0 / ratio, ratio**2, 1.0 / ratio**2))])
+
+
+def swapped_by_sums(sums: NDArray[np.float64]) -> str:
+    """Say the same of sums of `ratio_sums`, [5], which add up."""
+    tokens = int(sums[0])
+    if not tokens:
+        return ""
+    mean, other = (sums[1:3] / tokens).tolist()
+    errors = np.sqrt(np.maximum(sums[3:] / tokens - (sums[1:3] / tokens) ** 2, 0.0) / tokens).tolist()
     if mean - 1.0 <= _SWAPPED[0] * errors[0] or abs(other - 1.0) > _SWAPPED[1] * errors[1]:
         return ""
     return (
-        f"the mean of P/Q over {log_w.size:,} tokens is {mean:.4f}, significantly above 1, and that of Q/P "
+        f"the mean of P/Q over {tokens:,} tokens is {mean:.4f}, significantly above 1, and that of Q/P "
         f"{other:.4f}: the columns look swapped, or P sampled these tokens, or Q's numbers were computed "
         "anew after sampling"
     )

@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import LAG, Scalar
+from kc_otel.record.measure.checks import ratio_sums
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.telemetry.environment import try_export
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
@@ -54,6 +56,7 @@ class ImportTotals:
 
     `refused` sequences were not, but for those that a mask leaves no token of. The two sides of `identical` sequences
     are bit by bit the same; of `age_unknown` nothing says which weights sampled. `copies` of files do not count.
+    `ratios` are what `swapped_by_sums` takes.
     """
 
     done: set[Path] = field(default_factory=set)
@@ -62,6 +65,7 @@ class ImportTotals:
     refused: int = 0
     identical: int = 0
     age_unknown: int = 0
+    ratios: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))
     steps: set[int] = field(default_factory=set)
     refusals: Problems = field(default_factory=Problems)
     failed: dict[Path, str] = field(default_factory=dict)
@@ -231,6 +235,8 @@ class Importer:
         """Measure sequences of one weight version, whose prompts have so many rollouts in the file."""
         sides = [chunk.rows(side) for side in ("train", "inference")]
         self.totals.identical += sum(map(np.array_equal, *sides))
+        if not chunk.density:
+            self.totals.ratios += ratio_sums(chunk.train - chunk.inference)
         first = chunk.attributes[0]
         weights = _weights(first)
         if chunk.versions is None and lag_unknown(*weights):

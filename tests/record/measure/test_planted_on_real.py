@@ -424,7 +424,7 @@ def test_columns_that_look_swapped_are_remarked(tmp_path: Path):
         ),
     ):
         np.savez(tmp_path / "a.npz", **changed)
-        assert re.search(said, read_input(tmp_path / "a.npz").unchecked)
+        assert re.search(said, "".join(read_input(tmp_path / "a.npz").notes))
 
 
 @pytest.mark.parametrize("turns", [pytest.param(2, marks=pytest.mark.slow), 4])
