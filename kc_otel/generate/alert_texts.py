@@ -19,7 +19,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.registry.own_metrics import INVALID_ONCE, label, metric, selector
-from kc_otel.contract.sentences import REMEDIES, consequence, promise
+from kc_otel.contract.sentences import REMEDIES, consequence, kept_away, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER
@@ -147,7 +147,7 @@ def annotation_texts(
     alert: AlertStep,
     where: str,
     kernels: str,
-    either: Callable[[str, str], str],
+    choose: Callable[[str, str, str], str],
     *,
     slice: str = "",
     bounds: Mapping[str, str] = MappingProxyType({}),
@@ -156,8 +156,8 @@ def annotation_texts(
 ) -> dict[str, str]:
     """Return the texts that the on-call person reads, of values of a cell or templates of them.
 
-    `either` makes one of a text while the verdict is FAIL and another while only the alert holds; `text` makes a
-    contract's words fit into a template.
+    `choose` makes one of three texts: while the verdict is FAIL, while only the alert holds, and while the verdict is
+    FAIL and the incident of the pair is contained. `text` makes a contract's words fit into a template.
     """
     what = {
         "fail": f"{alert.clause_id} broke its limit on {where}",
@@ -169,7 +169,7 @@ def annotation_texts(
     numbers = ", ".join(f"{name} {value}" for name, value in bounds.items())
     effect = consequence(alert.clause, alert.step.on, where)
     description = (
-        either(effect, _NOT_REFUTED) if alert.step.on == "fail" else effect,
+        choose(effect, _NOT_REFUTED, kept_away(where)) if alert.step.on == "fail" else effect,
         f"Actions: {', '.join(map(str, alert.step.do))}.",
         f"Now: {REMEDIES[alert.step.on]}.",
         text(alert.promise),

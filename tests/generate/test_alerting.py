@@ -126,3 +126,4 @@ def test_people_read_the_same_in_grafana_as_in_prometheus(policy):
         _, _, rest = ours["description"].partition(actions)
         assert rest
         assert rest in theirs["description"]
+        assert ours["description"].startswith("Unless the incident is contained: ") is (alert.step.on == "fail")

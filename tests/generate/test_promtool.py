@@ -99,7 +99,7 @@ def _bounds(clause: Clause) -> dict[str, float]:
     return {name: clause.limit_for("all") * factor for name, factor in BEYOND.items()}
 
 
-def _alert(alert: AlertStep, clause: Clause, *, held: bool) -> dict[str, Any]:
+def _alert(alert: AlertStep, clause: Clause, *, held: bool = False, contained: bool = False) -> dict[str, Any]:
     slice, train, inference = CELL.values()
     bounds = {name: f"{value:.4g}" for name, value in _bounds(clause).items()}
     kernels = f" for {inference} against {train}"
@@ -112,7 +112,7 @@ def _alert(alert: AlertStep, clause: Clause, *, held: bool) -> dict[str, Any]:
             "kernel_inference": inference,
         },
         "exp_annotations": annotation_texts(
-            alert, "all traffic", kernels, lambda *texts: texts[held], slice=slice, bounds=bounds
+            alert, "all traffic", kernels, lambda *texts: texts[2 if contained else held], slice=slice, bounds=bounds
         ),
     }
 
@@ -263,6 +263,31 @@ def test_each_alert_fires_and_clears_in_time(passes, policy, rules):
     """It is quiet just before its `for`, fires after it, tells the numbers, and clears after `clear_for`."""
     passes(list(rule_tests(policy)), rules[0], interval=f"{STEP}s")
     passes(list(state_tests()), rules[1], interval="5s")
+
+
+@pytest.mark.slow
+def test_the_alert_of_a_contained_breach_says_that_requests_are_kept_away(passes, policy, rules):
+    """The verdict is FAIL as long as its window holds the breach; two evaluators have to agree, of these kernels."""
+    clause = next(clause for clause in policy.clauses if clause.id == "token-tv")
+    steps = [alert for alert in alert_steps(policy) if alert.clause is clause and alert.step.on == "fail"]
+    ready = max(alert.step.after for alert in steps) + STEP
+    size = round(ready / STEP) + 12
+    series = _series(policy, clause, f"3x{size}", size)
+    for instance, kernels, states in (
+        ("a", CELL, f"2x{size - 9} 1x8"), ("b", CELL, f"2x{size - 5} 1x4"),
+        ("a", CELL | {"kc.kernel.inference": "another"}, f"1x{size}"),
+    ):  # fmt: skip
+        pair = {name: kernels[name] for name in ("kc.kernel.train", "kc.kernel.inference")}
+        of = {"kc.contract": policy.name, "kc.incident.on": "fail", **pair}
+        series.append({"series": selector("kc.incident", of, f'instance="{instance}"'), "values": states})
+    asked = [
+        {
+            "eval_time": f"{at * STEP}s", "alertname": steps[0].name,
+            "exp_alerts": [_alert(alert, clause, contained=contained) for alert in steps],
+        }
+        for at, contained in ((size - 6, False), (size - 1, True))
+    ]  # fmt: skip
+    passes([{"interval": f"{STEP}s", "input_series": series, "alert_rule_test": asked}], rules[0], interval=f"{STEP}s")
 
 
 @pytest.mark.slow

@@ -193,12 +193,16 @@ def _of(label: str) -> str:
     return f"{{{{ index .Labels `{label}` }}}}"
 
 
+def _unless_contained(now: str, _held: str, _contained: str) -> str:
+    return f"Unless the incident is contained: {now}"
+
+
 def _texts(alert: AlertStep, sites: Sites) -> dict[str, str]:
     slice = f"{{{{ with index .Labels `{_SLICE}` }}}}"
     where = f"{slice}slice {{{{ . }}}}{{{{ else }}}}every slice{{{{ end }}}}"
-    # Grafana's templates read no `$value`, which would tell a breach from an alert that is held.
+    # Grafana's templates read no `$value`, which would tell a breach from an alert that is held, and ask no query.
     kernels, handbook = pair_template("index .Labels `{}`"), Sites(evaluator=sites.evaluator)
-    texts = annotation_texts(alert, where, kernels, lambda now, _: now, sites=handbook, text=literal)
+    texts = annotation_texts(alert, where, kernels, _unless_contained, sites=handbook, text=literal)
     if alert.clause is None:
         return texts
     path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{{{{ . }}}}{{{{ else }}}}{ALL}{{{{ end }}}}")

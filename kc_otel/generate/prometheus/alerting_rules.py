@@ -83,11 +83,17 @@ def rule_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
 
 def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites = NOWHERE) -> dict[str, Any]:
     """A rule with the step's own `for`, `clear_for` and severity, and labels named as in the evaluator's webhooks."""
+
+    def choose(now: str, held: str, contained: str) -> str:
+        if source.lives:
+            now = f"{{{{ with {_contained(alert)} }}}}{contained}{{{{ else }}}}{now}{{{{ end }}}}"
+        return f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}"
+
     texts = annotation_texts(
         alert,
         _SLICE_TEXT,
         pair_template("$labels.{}"),
-        lambda now, held: f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}",
+        choose,
         slice=f"{{{{ or $labels.{_SLICE} `$__all` }}}}",
         bounds={name: _lookup(alert, f"{source.bound}.{end}") for name, end in BOUNDS.items()},
         sites=sites,
@@ -141,6 +147,14 @@ def _lookup(alert: AlertStep, name: str) -> str:
     cell = (f"{label(attribute)}=%q" for attribute in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
     query = f"printf `{selector(name, matchers, *cell)}` $labels.{_SLICE} $labels.{_TRAIN} $labels.{_INFERENCE} | query"
     return f'{{{{ with {query} }}}}{{{{ . | first | value | printf "%.4g" }}}}{{{{ else }}}}?{{{{ end }}}}'
+
+
+def _contained(alert: AlertStep) -> str:
+    """A query that finds a series while the breach of the alert's kernels is contained, as every evaluator says."""
+    matchers = {"kc.contract": alert.contract.name, "kc.incident.on": alert.step.on}
+    pair = (f"{label(attribute)}=%q" for attribute in ("kc.kernel.train", "kc.kernel.inference"))
+    contained = f"max({selector('kc.incident', matchers, *pair)}) == 1"
+    return f"printf `{contained}` $labels.{_TRAIN} $labels.{_INFERENCE} | query"
 
 
 def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
