@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 _log: Final = logging.getLogger(__name__)
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 Rows = Iterable[Sequence[Any]]
 """A row for each series of a metric: values of its attributes, in the registry's order, then the number."""
@@ -237,10 +237,10 @@ class TelemetryExporter:
         self._latest = metrics
         self._stop: list[Callable[[], Any]] = []
         self._logger: Any = None
-        configured = [environ[name] for name in _ENDPOINTS if environ.get(name)]
-        if own := [endpoint for endpoint in configured if _is_own(endpoint, own_ports)]:
-            _log.warning("own metrics are not exported: %s is this evaluator, which needs none of them", own[0])
-        elif configured and environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
+        endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), "")
+        if endpoint and _is_own(endpoint, own_ports):
+            _log.warning("own metrics are not exported: %s is this evaluator, which needs none of them", endpoint)
+        elif endpoint and environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
             self._start("grpc" if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc" else "http")
 
     @property

@@ -15,6 +15,7 @@ from kc_otel.serve import server
 from kc_otel.serve.access import site_guard
 from kc_otel.serve.access.site_guard import reachable_from_elsewhere
 from kc_otel.serve.config import ServeConfig
+from kc_otel.serve.self_metrics import TelemetryExporter
 from kc_otel.serve.server import ServiceError, active
 from kc_otel.serve.store.state_file import StateError, StateHeldError, open_state
 from tests.serve.conftest import POLICY
@@ -48,6 +49,18 @@ def test_whoever_says_so_listens_anywhere(monkeypatch):
     monkeypatch.setattr(server, "_serve", serve)
     server.run([], ServeConfig(host="0.0.0.0", allow_unauthenticated=True))
     assert went_on == [True]
+
+
+def test_an_evaluator_exports_nothing_to_itself(caplog):
+    """A shell that is set up for recorders starts it, too; where its own metrics go elsewhere, they go there."""
+    itself, elsewhere = "http://localhost:4318", "http://127.0.0.1:9"
+    for metrics, exports in ((None, False), (itself, False), (elsewhere, True)):
+        named = {} if metrics is None else {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": metrics}
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": itself, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", **named}
+        exporter = TelemetryExporter({}, own_ports={4317, 4318}, environ=environ)
+        assert exporter.speaks is exports
+        exporter.shutdown(0.1)
+    assert caplog.text.count("own metrics are not exported: http://localhost:4318 is this evaluator") == 2
 
 
 def test_the_command_refuses_in_one_line(tmp_path):
