@@ -30,7 +30,8 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
     found = get(url, "/api/v1/alerts", **({"contract": contract} if contract else {}))["alerts"]
     overview = get(url, "/api/v1/overview")
     warned = troubles(get(url, "/api/v1/health"), overview["now"])
-    unproven = [row for row in overview["incidents"] if contract in {None, row["contract"]} and row["went_away"]]
+    mine = [row for row in overview["incidents"] if contract in {None, row["contract"]}]
+    unproven = [row for row in mine if row["went_away"] or row["state"] == "unproven"]
     silences = [row for row in get(url, "/api/v1/silences")["silences"] if contract in {None, row["contract"]}]
     ordered = sorted(found, key=lambda row: (row["phase"], row["contract"], row["clause"], row["slice"]))
     lines = list(map(_alert_line, ordered))
@@ -188,6 +189,9 @@ def events(
     lines = []
     for event in found:
         message = event["message"].removeprefix(f"{event['contract']}: ")
+        if event["kind"] == "firing":
+            then = "silenced" if event["data"].get("silenced") else "then"
+            message += f"; {then}: {', '.join(map(_action, event['data']['actions']))}"
         lines.append(f"{local_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
     show(lines or ["nothing has happened yet"], found, as_json=as_json)
 
@@ -208,6 +212,10 @@ def _alert_line(alert: dict[str, Any]) -> str:
         f"{alert['phase']:<8} {alert['severity']:<8} {alert['contract']}: {alert['clause']} on {alert['slice']} "
         f"({alert['on']}){kernel} since {local_time(since)}; {'; '.join(notes)}"
     )
+
+
+def _action(written: str | dict[str, str]) -> str:
+    return written if isinstance(written, str) else ", ".join(f"{kind}:{target}" for kind, target in written.items())
 
 
 def _where(entry: dict[str, Any]) -> str:

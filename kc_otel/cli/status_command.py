@@ -98,10 +98,7 @@ def _exit_code(
     """Return the exit code: a broken kernel that fell silent beside others has no cell any more, but its incident."""
     found = {cell["status"] for cell in cells if not cell.get("reason", "").startswith(NEXT_DUE)}
     broken = {
-        incident["on"]
-        for incident in incidents
-        if incident["state"] == "broken"
-        and (incident["went_away"] or any(cell["until"] is None for cell in incident["cells"]))
+        incident["on"] for incident in incidents if incident["state"] == "broken" and not incident["only_route_left"]
     }
     if "FAIL" in found or "fail" in broken or stray:
         return 1
@@ -183,12 +180,17 @@ def _incidents(
             continue
         done = [action for action in incident["actions"] if action["in_force"] is not False]
         lines += [
-            Text(f"  {local_time(action['at'], '%H:%M:%S')}  {action['text']}", style="dim")
-            for action in done[-_MAX_ACTIONS:]
+            Text(f"  {_time_of(action['at'], now)}  {action['text']}", style="dim") for action in done[-_MAX_ACTIONS:]
         ]
     if len(found) > _MAX_INCIDENTS:
         lines.append(Text(f"{len(found) - _MAX_INCIDENTS} more incidents", style="bold"))
     return [*lines, Text()] if lines else []
+
+
+def _time_of(at: float, now: float) -> str:
+    """A Unix time by this machine's clock, with its zone, and with its date unless it is today's."""
+    today = local_time(at, "%Y-%m-%d") == local_time(now, "%Y-%m-%d")
+    return local_time(at, "%H:%M:%S %Z" if today else "%Y-%m-%d %H:%M:%S %Z")
 
 
 def _tables(cells: list[dict[str, Any]], now: float, width: int, *, most: int) -> list[Table | Text]:

@@ -173,9 +173,15 @@ class Core:
 
     def fell_silent(self, incident: Incident) -> bool:
         """Return whether a breach went away a window ago without proof of recovery, whether or not a route remains."""
-        contract = self.contracts.get(incident.contract)
-        window = contract.observability.window if contract is not None else 0.0
-        return incident.fell_silent(self.seen_at, window)
+        return incident.fell_silent(self.seen_at, self._window(incident.contract))
+
+    def state_text(self, incident: Incident) -> str:
+        """Return the state of an incident in words, as of the last evaluation."""
+        return incident.text_at(self.seen_at, self._window(incident.contract))
+
+    def _window(self, contract: str) -> float:
+        """Seconds of a contract's window; 0 where the contract is served no more."""
+        return self.contracts[contract].observability.window if contract in self.contracts else 0.0
 
     def incident(self, id: str) -> Incident | None:
         """An incident by its id, whether it lasts or is over; None when there is none."""
@@ -377,6 +383,12 @@ class Core:
                 edge, names, incidents.get(edge.incident), dry_run=contract.name in self.dry_run, silenced=silenced,
                 unit=unit,
             )  # fmt: skip
+        was_over = {incident.id for incident in before.incidents.get(contract.name, ()) if incident.only_route_left}
+        left = [incident for incident in lasting if incident.only_route_left and incident.id not in was_over]
+        for incident in (*escalation.resolved, *left):
+            cells = (Cell(contract.name, cell.clause, cell.slice, *incident.pair) for cell in incident.cells)
+            muted = all(people.silencing(cell, now) for cell in cells)
+            self.events.over(incident, names, now, None if muted else unit)
         for silence in escalation.ended_silences:
             self.events.record(silence.contract, "unsilenced", ended_silence(silence), now)
         for pin in escalation.ended_pins:

@@ -247,7 +247,8 @@ class Event:
     """Something that happened; ids count up, gaps are possible.
 
     `kind` is `firing` or `resolved` for alerts, `would-fire` or `would-resolve` for those of a contract that runs dry,
-    `verdict`, `promotion`, what a person did, or `damaged` where it cannot be read any more.
+    `over` for the end of an incident, `verdict`, `promotion`, what a person did, or `damaged` where it cannot be
+    read any more.
     """
 
     id: int
@@ -327,6 +328,12 @@ class EventLog:
         }
         announcement = Announcement(severity, message, {**_attributes(edge.verdict), "kc.severity": edge.severity})
         self.record(edge.cell.contract, kind, data, edge.at, None if silenced else unit, announcement)
+
+    def over(self, incident: Incident, names: Names, now: float, unit: UnitOfWork | None) -> None:
+        """Write how an incident ended, which its alerts may have ended too early to say."""
+        message = f"{incident.contract}: {incident.state_text}: {incident.headline}{pair_name(names, *incident.pair)}"
+        data = {"incident": incident.id, "on": incident.on, "message": f"{message}; incident {incident.id}"}
+        self.record(incident.contract, "over", data, now, unit, Announcement("info", data["message"], {}))
 
     def repeated(self, alert: Alert, reason: MessageReason, names: Names, now: float, unit: UnitOfWork) -> None:
         """Write that an alert which fires still is said again."""

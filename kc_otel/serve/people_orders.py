@@ -26,7 +26,10 @@ from kc_otel.serve.core import Core
 def acknowledge(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
 ) -> tuple[Alert, ...]:
-    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them."""
+    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them.
+
+    What another person has acknowledged is taken over: at a change of shifts it changes hands.
+    """
     known(core, contract, clause, slice)
     firing = core.policies[contract].firing
     meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
@@ -37,18 +40,19 @@ def acknowledge(
     if not meant:
         raise LookupError("no such alert fires")
     owners = {ack.fingerprint: ack.by for ack in core.people.acknowledgements}
-    taken = tuple(alert for alert in meant if alert.fingerprint not in owners)
-    if not taken:  # what somebody is at work on stays theirs
-        raise LookupError(
-            f"acknowledged already, by {', '.join(sorted({owners[alert.fingerprint] for alert in meant}))}"
-        )
-    new = [Acknowledgement(contract, alert.fingerprint, by, why, now) for alert in taken]
-    after = replace(core.people, acknowledgements=(*core.people.acknowledgements, *new))
-    places = dict.fromkeys(f"{alert.cell.clause} on {place(alert.cell.slice)}" for alert in taken)
+    taken = {alert.fingerprint: alert for alert in meant if owners.get(alert.fingerprint) != by}
+    if not taken:
+        raise LookupError(f"acknowledged already, by {by}")
+    new = [Acknowledgement(contract, fingerprint, by, why, now) for fingerprint in taken]
+    kept = [ack for ack in core.people.acknowledgements if ack.fingerprint not in taken]
+    after = replace(core.people, acknowledgements=(*kept, *new))
+    places = dict.fromkeys(f"{alert.cell.clause} on {place(alert.cell.slice)}" for alert in taken.values())
     done = f"acknowledged {listed(list(places))}"
+    if former := sorted({owners[fingerprint] for fingerprint in taken if fingerprint in owners}):
+        done += f", and took over from {listed(former)}"
     said = _word(by, done, why, clause=clause, slice=slice, fingerprints=sorted(ack.fingerprint for ack in new))
     core.amend(contract, {"acknowledged": said}, now, people=after)
-    return taken
+    return tuple(taken.values())
 
 
 def close(

@@ -54,7 +54,8 @@ _OF_VERDICT: Final[Mapping[str, Callable[[Verdict], float]]] = {
     "kc.verdict.evidence": attrgetter("evidence"),
     **{f"kc.bound.{name}": attrgetter(name) for name in ("estimate", "lower", "upper", "limit", "margin", "samples")},
 }
-_STATE_CODES: Final = {IncidentState.BROKEN: 2.0, IncidentState.CONTAINED: 1.0, IncidentState.UNPROVEN: 0.0}
+_UNPROVEN, _CONTAINED, _BROKEN = 0.0, 1.0, 2.0
+"""Values of `kc.incident`."""
 
 
 def read(
@@ -93,6 +94,7 @@ def read(
         "kc.incident": [
             (found.contract, found.id, found.on, found.kernel_train, found.kernel_inference, _state(core, found))
             for found in core.incidents()
+            if not found.only_route_left
         ],
         "kc.route": _routes(core),
         "kc.train.step": [
@@ -129,7 +131,9 @@ def read(
 
 
 def _state(core: Core, incident: Incident) -> float:
-    return _STATE_CODES[IncidentState.UNPROVEN if core.fell_silent(incident) else incident.state]
+    if core.fell_silent(incident):
+        return _UNPROVEN
+    return _CONTAINED if incident.state is IncidentState.CONTAINED else _BROKEN
 
 
 def exposition(metrics: SelfMetrics) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ def incident(on: str = "fail", state: str = "broken", **changes: Any) -> dict[st
     return {
         "id": "0123456789ab", "contract": "policy", "on": on, "state": state, "state_text": "Broken", "status": "FAIL",
         "since": 0.0, "headline": "tv is above its limit", "slices": ["all"], "grew": "", "went_away": False,
+        "only_route_left": False,
         "kernel_inference": "bb", "kernel_train": "", "actions": [], "extents": [], "diagnoses": [],
         "cells": [{"until": 1.0}, {"until": None}], **changes,
     }  # fmt: skip
@@ -101,6 +103,18 @@ def test_what_is_measured_is_not_said_to_be_closed_once_its_traffic_has_ended() 
         assert any("if its traffic has ended, close the incident" in line for line in lines) is said
 
 
+@pytest.mark.parametrize(("now", "said"), [(1e6 + 60, "08:46:40 EST"), (1e6 + 86400, "1970-01-12 08:46:40 EST")])
+def test_times_of_what_was_done_have_a_zone_and_a_date_unless_it_is_todays(monkeypatch, now, said):
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    try:
+        done = incident(actions=[{"at": 1e6, "text": "paged", "in_force": None}])
+        assert f"  {said}  paged" in [line.plain for line in _incidents([done], [], now, [])]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> None:
     row = {"contract": "policy", "kernel_train": "aa", "kernel_inference": "bb", "outcome": "future", "since": 0.0,
            "text": "a clock is wrong"}  # fmt: skip
@@ -124,7 +138,7 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
         ("fail", "broken"): 1, ("fail", "contained"): 0, ("no-data", "broken"): 3, ("no-data", "contained"): 0,
     }  # fmt: skip
     assert _exit_code(cells, [], [], unknown=False) == 0
-    assert _exit_code(cells, [incident("fail", "broken", cells=over)], [], unknown=False) == 0, "only its route remains"
+    assert _exit_code(cells, [incident("fail", "broken", only_route_left=True)], [], unknown=False) == 0
     assert _exit_code(cells, [incident("fail", "broken", cells=over, went_away=True)], [], unknown=False) == 1
     assert _exit_code(cells, [incident("fail", "unproven", cells=over)], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1

@@ -130,6 +130,27 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
     assert {url.split("/", 3)[2] for url in browser.requests() if url.startswith("http")} == {broken.api.split("/")[2]}
 
 
+def test_a_breach_that_is_over_but_for_its_route_is_not_shown_as_broken(browser, serve, recorder):
+    evaluator = serve()
+    traffic = recorder(evaluator)
+    traffic.send(**CALM)
+    traffic.recorder.rollout(inference=BAD)
+    for drift, reached in ((0.2, lambda row: row["state"] == "broken"), (0.005, lambda row: row["only_route_left"])):
+        end = time.monotonic() + 60
+        while not [
+            row for row in evaluator.get("/api/v1/overview")["incidents"] if row["on"] == "fail" and reached(row)
+        ]:
+            assert time.monotonic() < end, evaluator.get("/api/v1/overview")
+            traffic.send(code=drift, prose=0.005)
+            time.sleep(0.2)
+    browser.open(evaluator.api)
+    browser.wait("document.querySelector('.incident .badge')")
+    assert "Route remains" in browser.evaluate("document.querySelector('.incident .badge').innerText")
+    assert "broken on" not in browser.evaluate("document.querySelector('#overview-title').innerText")
+    assert browser.evaluate("document.querySelector('#overview-title').className") != "fail"
+    assert browser.evaluate("document.title") == "kc-otel"
+
+
 def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(browser, serve, recorder):
     """Where the trainer tells its steps there is a choice; by step, the axis and the table have them."""
     evaluator = serve()

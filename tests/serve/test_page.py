@@ -135,7 +135,7 @@ def test_later_messages_of_an_incident_are_told_beside_the_first(client: TestCli
         core.outbox.enqueue("pager", "policy", encode({"incident": {"id": about}}), now + number + 1.0)
     core.outbox.answered(core.outbox.due(now + 2.0)[0].id, now + 2.0, 500, "HTTP 500")
     (seen,) = client.get("/api/v1/overview").json()["incidents"]
-    wait = f"2 messages to pager wait since {moment(now + 1.0)[11:16]} UTC"
+    wait = f"2 messages to pager wait since {moment(now + 1.0)[:16]} UTC"
     said = [action["text"] for action in seen["actions"] if action["kind"] == "webhook"]
     assert said == [f"notified pager by webhook; {wait}"]
     alerts = client.get("/api/v1/alerts").json()["alerts"]
@@ -155,7 +155,7 @@ def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> No
 def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
     """With a metric of its own value, until a person closes all of it: an acknowledgement does not."""
     (before,) = core.incidents()
-    unproven = replace(before.ended(before.since), state=IncidentState.UNPROVEN, gone=False)
+    unproven = replace(before.ended(before.since - 86400.0), state=IncidentState.UNPROVEN, gone=False)
     core.escalation = replace(
         core.escalation, incidents={"policy": (unproven,)}, policies={"policy": PolicyState("policy")}
     )

@@ -152,7 +152,7 @@ def test_an_endpoint_that_answered_410_is_sent_nothing_until_the_evaluator_resta
     failing.outbox.answered(message.id, now, 410, "410 Gone")
     assert failing.outbox.due(now + 3600) == ()
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
-    said = f"; pager answered HTTP 410 at {moment(now)[11:16]} UTC and is sent nothing more"
+    said = f"; pager answered HTTP 410 at {moment(now)[:16]} UTC and is sent nothing more"
     assert any(action["text"].endswith(said) for action in incident["actions"])
     assert 'kc_outbox_disabled_seconds{kc_endpoint="pager"} ' in client.get("/metrics").text
     again = make_core(failing.connection)

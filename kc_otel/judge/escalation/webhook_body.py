@@ -24,7 +24,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, dilution, listed, moment, named_place, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Alert
 from kc_otel.judge.escalation.escalate import IncidentMessage
-from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
+from kc_otel.judge.incidents.incident import CLAUSE_GONE, NOT_PROVEN, BrokenCell, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import KernelInfo, kernel_names, pair_name
 from kc_otel.judge.verdict import FAULTS, Status, Verdict
@@ -225,11 +225,15 @@ def _breach_over(edge: Alert, incident: Incident | None, row: BrokenCell | None,
         return f"{measured}; another alert of it still fires"  # what refutes it is known once that ends, too
     if incident is not None and incident.state is IncidentState.CONTAINED:
         return f"contained{of}: routers avoid the kernel, which is not repaired"
+    ended = f"closed{of} without proof of recovery:"
     why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
+    if lasts and row is not None and row.until is not None:
+        ended, why = f"{measured};", NOT_PROVEN
     why = CLAUSE_GONE if row is not None and row.changed else why
     why = last.reason if last.reason.startswith(RUN_ENDED) else why
+    why = f"{RUN_ENDED}: its last recorder shut down" if incident and incident.run_ended else why
     why = incident.closing if incident and not lasts and incident.closing else why
-    return f"closed{of} without proof of recovery: {why}"
+    return f"{ended} {why}"
 
 
 def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:

@@ -27,6 +27,7 @@ from kc_otel.judge.verdict import FAULTS, Status, Verdict
 _RECEDED_FACTOR: Final = 1.25
 """Factor over the current value above which a breach is reported at its earlier size."""
 CLAUSE_GONE: Final = "the contract no longer has this clause as it was"
+NOT_PROVEN: Final = "not proven until each of its recorders has measured it again"
 OF_RECORDERS: Final = frozenset({"fail", "invalid-input"})
 """Kinds of incidents of what recorders observed: silence, and what others observe, refutes nothing of them."""
 
@@ -203,6 +204,13 @@ class Incident:
         """Return whether it went away a window ago without proof of recovery, whether or not a route remains."""
         return self.went_away and now - self.last_until >= window
 
+    def text_at(self, now: float, window: float) -> str:
+        """Return the state in words: `state_text`, or for a window after it went away what the proof waits for."""
+        if self.state is not IncidentState.UNPROVEN or self.fell_silent(now, window):
+            return self.state_text
+        changed = any(cell.changed and not cell.refuted for cell in self.cells)
+        return f"No longer measured as broken; {CLAUSE_GONE if changed else NOT_PROVEN}"
+
     def lapsed(self, now: float, window: float) -> bool:
         """Return whether for a window nothing has shown or refuted it: it fell silent, or an alert alone holds it."""
         over = self.refuted or self.gone or self.state in {IncidentState.CONTAINED, IncidentState.RESOLVED}
@@ -229,6 +237,11 @@ class Incident:
     def recovered(self) -> bool:
         """True if verdicts refuted all of it, and only a route that was ordered is left."""
         return self.state is IncidentState.BROKEN and not self.broken and self.refuted
+
+    @property
+    def only_route_left(self) -> bool:
+        """True if it is over, by proof or because a person closed it, and only a route that was ordered is left."""
+        return self.state is IncidentState.BROKEN and not self.broken and not self.went_away
 
     @property
     def closing(self) -> str:
@@ -270,14 +283,14 @@ class Incident:
                 return FAULTS[self.on].word
             doubted = any(cell.doubted for cell in self.broken)
             return f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
-        at, unmet = moment(self.ordered_at)[11:16], f", but {self.unmet}" * bool(self.unmet)
+        at, unmet = moment(self.ordered_at)[:16], f", but {self.unmet}" * bool(self.unmet)
         now = "Broken" if self.broken else "No longer measured as broken"
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
             return f"{now}: {over}, and the route ordered at {at} UTC remains{unmet}"
         done = {action.kind: action.at for action in self.actions}
         if "roll-back" in done and "route" not in done:
-            return f"{now}; its rollback was ordered at {moment(done['roll-back'])[11:16]} UTC{unmet}"
+            return f"{now}; its rollback was ordered at {moment(done['roll-back'])[:16]} UTC{unmet}"
         return f"{now}; routing to the training kernel was ordered at {at} UTC{unmet}"
 
     @property

@@ -43,8 +43,10 @@ class IncidentView(View):
     """(clause, how bad it is where it is worst), the worst clause first."""
     since: float
     went_away: bool
-    """True if it is unproven: nothing of it is broken any more, and nothing shows that users are safe. A route or a pin
-    that does not contain it may remain."""
+    """True if it is unproven: nothing of it has been broken for a window, and nothing shows that users are safe. A
+    route or a pin that does not contain it may remain."""
+    only_route_left: bool
+    """True if it is over and only a route that was ordered is left of it, until a person resumes the slice."""
     contained: float | None
     """Unix time since when it is contained; null while it is not."""
     until: float | None
@@ -139,6 +141,8 @@ def _view(core: Core, incident: Incident, *, whole: bool = False) -> IncidentVie
     undelivered = core.outbox.undelivered(incident.contract, incident.id)
     return IncidentView.of(
         incident,
+        state_text=core.state_text(incident),
+        went_away=core.fell_silent(incident),
         contained=incident.contained_at,
         until=incident.resolved_at,
         grew=incident.growth_text,

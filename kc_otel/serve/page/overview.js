@@ -12,7 +12,7 @@ const sparks = new Map();
 let asked = -Infinity;
 
 export function showOverview({ overview, contracts, promotions, health }) {
-  const broken = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "broken");
+  const broken = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left);
   const contained = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "contained");
   const silent = overview.incidents.filter((one) => one.status === "NO_DATA");
   const totals = {};
@@ -22,7 +22,7 @@ export function showOverview({ overview, contracts, promotions, health }) {
   const stray = promotions.filter((one) => one.seen_serving);
   const [old, words] = [lateness(overview), headline(broken, stray, contained, silent, totals, all, overview, contracts, health)];
   byId("overview-title").textContent = old ? `Nothing has been evaluated for ${span(old, 2)}` : words;
-  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || Object.keys(health.failures).length || unproven(overview) || overview.missing.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
+  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || Object.keys(health.failures).length || unproven(overview) || overview.missing.length || unheard(contracts, overview).length ? "silent" : routed(overview) ? "open" : overview.heard ? "pass" : "";
   byId("overview-sub").textContent = `${old && overview.at ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
   sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
@@ -58,6 +58,9 @@ function showSpark(node, chart) {
   return node;
 }
 
+/** True if a breach is over and only its route remains. */
+const routed = (overview) => overview.incidents.some((one) => one.only_route_left);
+
 /** True if a breach went away that no verdict has refuted. */
 const unproven = (overview) => overview.incidents.some((one) => one.state === "unproven");
 
@@ -74,7 +77,9 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
   if (overview.missing.length) return `Nothing measured is broken; ${overview.missing.every((one) => one.outcome === "invalid") ? "sequences" : "points"} arrive that are not judged`;
-  if (unproven(overview)) return "Nothing measured is broken; a breach went away without proof of recovery";
+  if (overview.incidents.some((one) => one.state === "unproven" && one.went_away)) return "Nothing measured is broken; a breach went away without proof of recovery";
+  if (unproven(overview)) return "Nothing measured is broken; a breach is not proven to be over yet";
+  if (routed(overview)) return "Nothing measured is broken; a route remains";
   if ((totals.PASS ?? 0) === all) return "Every promise holds on what is measured";
   const none = unheard(contracts, overview).length;
   if (none) return `Nothing measured is broken; ${none === 1 ? "one contract is" : `${none} contracts are`} not`;
@@ -152,6 +157,7 @@ function card(one, contracts, place) {
 export function badge(one) {
   if (one.state === "contained") return { shape: "◐", word: "Contained", tone: "open" };
   if (one.state === "unproven") return { shape: "–", word: "Unproven", tone: "silent" };
+  if (one.only_route_left) return { shape: "◐", word: "Route remains", tone: "open" };
   if (one.state === "resolved") return one.state_text === "Resolved" ? { shape: "✓", word: "Resolved", tone: "pass" } : { shape: "–", word: "Over", tone: "silent" };
   return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.status];
 }

@@ -224,7 +224,7 @@ def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
 
 
 _SLACK_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4", "resolved": "#2ca02c"}
-_UNPROVEN_ENDS: Final = {"Closed without proof of recovery", "Closed by a changed limit"}
+_UNPROVEN_ENDS: Final = {"Closed without proof of recovery", "Closed by a changed limit", "Ended"}
 _SLACK_SECTION_CHARACTERS: Final = 3000
 _TITLE_OF_REASON: Final = {
     "reminder": "Reminder",

@@ -295,9 +295,9 @@ class Outbox:
         for endpoint, oldest, waiting, parked, since, superseded in rows:
             parts = []
             if waiting:
-                parts.append(f"{_messages(waiting, endpoint, 'waits', 'wait')} since {moment(since)[11:16]} UTC")
+                parts.append(f"{_messages(waiting, endpoint, 'waits', 'wait')} since {moment(since)[:16]} UTC")
             if waiting and endpoint in self._disabled:
-                at = moment(self._disabled[endpoint][1])[11:16]
+                at = moment(self._disabled[endpoint][1])[:16]
                 parts.append(f"{endpoint} answered HTTP 410 at {at} UTC and is sent nothing more")
             if parked:
                 parts.append(f"{_messages(parked, endpoint, 'was', 'were')} given up: rejected or expired")

@@ -9,7 +9,7 @@ import pytest
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, People, PolicyState
 from kc_otel.judge.escalation.escalate import AT_ONCE, MessageGroup, News, ToldAlert, group_messages
 from kc_otel.judge.escalation.webhook_body import ROLLED_BACK_ALERT, encode, rfc3339, summary
-from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentAction, IncidentState
+from kc_otel.judge.incidents.incident import NOT_PROVEN, BrokenCell, Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.verdict import FAULTS, Status
@@ -181,7 +181,9 @@ def test_the_end_of_what_is_only_contained_is_no_repair(edges):
     said = {state: summary(gone, {}, Incident(*of, state, (broken,))) for state in IncidentState}
     assert "is contained" in said[IncidentState.CONTAINED]
     assert said[IncidentState.CONTAINED].endswith("routers avoid the kernel, which is not repaired")
-    assert "without proof of recovery" in said[IncidentState.UNPROVEN]
+    assert said[IncidentState.UNPROVEN].endswith(f"; {NOT_PROVEN}")
+    ended = replace(Incident(*of, IncidentState.RESOLVED, (broken,)), run_ended=True)
+    assert summary(gone, {}, ended).endswith("without proof of recovery: the run ended: its last recorder shut down")
 
 
 def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(contract, edges):

@@ -303,7 +303,7 @@ def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_
     evaluator = Evaluator(ROUTING)
     incident = ordered(evaluator, 0.0)
     assert (incident.state, incident.ordered_at, incident.contained_at) == (IncidentState.BROKEN, 0.0, None)
-    order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
+    order = "Broken; routing to the training kernel was ordered at 1970-01-01 00:00 UTC, but"
     assert ordered(evaluator, 100.0).state_text == f"{order} {UNTAKEN}"
     other = "1 of 2 routers has not applied it: b"
     seen: dict[str, Any] = {"kept": lambda *_: 200.0}
@@ -391,7 +391,7 @@ def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is():
     for now, kept in ((300.0, 200.0), (310.0, 305.0), (361.0, 305.0)):
         evaluator.traffic = replace(evaluator.traffic, kept=lambda *_, kept=kept: kept)
         states.append(evaluator.tick(now, fail("code"), fail("prose"))[0].state_text)
-    order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
+    order = "Broken; routing to the training kernel was ordered at 1970-01-01 00:00 UTC, but"
     recent = "this kernel has not been silent for a heartbeat since a router applied it"
     assert states == ["Contained", f"{order} {UNTAKEN}", f"{order} {recent}", "Contained"]
 
@@ -419,7 +419,7 @@ def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing():
     evaluator.traffic = TrafficSeen(behind=lambda *_: "it has no effect")
     (incident,) = evaluator.tick(70.0)
     assert incident.state is IncidentState.BROKEN
-    assert incident.state_text.endswith("was ordered at 00:00 UTC, but it has no effect")
+    assert incident.state_text.endswith("was ordered at 1970-01-01 00:00 UTC, but it has no effect")
 
 
 def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_disobeys():
@@ -691,14 +691,16 @@ def test_pins_decide_who_meets_a_broken_kernel_before_routes_do(ladder, slice, k
     (incident,) = evaluator.tick(71.0, fail("code"))
     assert incident.state is (IncidentState.CONTAINED if said is None else IncidentState.BROKEN)
     if said:
-        order = "routing to the training kernel was ordered at 00:00 UTC"
+        order = "routing to the training kernel was ordered at 1970-01-01 00:00 UTC"
         assert incident.state_text == f"Broken; {order}, but {said}"
         commands = lifting_commands(incident, evaluator.table)
         assert any(f"unpin policy-7b --slice {slice}" in command for command in commands)
         (gone,) = evaluator.tick(80.0, verdict_of("PASS", inference="c" * 12))
         assert (gone.broken, gone.state_text) == ((), f"No longer measured as broken; {order}, but {said}")
         (over,) = evaluator.tick(90.0, verdict_of("PASS"))
-        over_text = "No longer measured as broken: the breach is over, and the route ordered at 00:00 UTC remains"
+        over_text = (
+            "No longer measured as broken: the breach is over, and the route ordered at 1970-01-01 00:00 UTC remains"
+        )
         assert (over.state, over.state_text) == (IncidentState.BROKEN, f"{over_text}, but {said}")
         evaluator.table = lift(evaluator.table, "pin", "policy-7b", None, 100.0)
         assert [route.since for route in evaluator.table.routes] == [100.0]
