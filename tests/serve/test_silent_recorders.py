@@ -443,8 +443,7 @@ def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fle
     assert silences == [1, 1, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("columns", [False, True])
-def test_jobs_that_are_further_apart_than_the_long_window_are_no_silence_until_one_is_overdue(make_fleet, columns):
+def test_jobs_that_are_further_apart_than_the_long_window_are_no_silence_until_one_is_overdue(make_fleet):
     """An import every hour, and a restart of the evaluator between two; the last one lacks a slice."""
     fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]", text=SLICED)
     silences: list[int] = []
@@ -454,8 +453,6 @@ def test_jobs_that_are_further_apart_than_the_long_window_are_no_silence_until_o
 
     def job(number: int, pause: float = 3580.0, **observed: float) -> None:
         fleet.restart()
-        if columns:
-            fleet.core.evaluator.use_columns()
         fleet.senders = {"broken": Sender(instance=f"import-{number}", start=fleet.now - 1.0)}
         for slice in observed:
             fleet.senders[f"broken/{slice}"] = Sender(instance=f"import-{number}", slice=slice, start=fleet.now - 1.0)
