@@ -100,6 +100,7 @@ def console(snippet: Snippet) -> None:
     for line, expected in shown:
         (words,) = commands(line)
         assert words[0] == "kc-otel", f"{snippet}: {line}"
+        cli._register()
         result = CliRunner().invoke(cli.app, words[1:], env=dict(os.environ), prog_name="kc-otel")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
