@@ -17,6 +17,7 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load_text
 from kc_otel.judge.escalation.alerts import fingerprint, step_keys
 from kc_otel.judge.escalation.escalate import EscalationState
+from kc_otel.judge.plain_json import to_json
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.core import Core
@@ -47,7 +48,8 @@ def as_written(escalation: EscalationState) -> EscalationState:
         name: tuple(replace(known, cells=tuple(replace(cell, at=None) for cell in known.cells)) for known in found)
         for name, found in escalation.incidents.items()
     }
-    return replace(escalation, incidents=incidents)
+    groups = {name: tuple(map(to_json, found)) for name, found in escalation.groups.items()}  # NaN is not NaN
+    return replace(escalation, incidents=incidents, groups=groups)
 
 
 class Evaluations(RuleBasedStateMachine):
