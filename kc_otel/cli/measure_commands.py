@@ -45,7 +45,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _POLL_SECONDS = 1.0
 _FOLDER_POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 5.0
-"""How long a command that will end waits for an endpoint that takes no export."""
+"""Longest wait of a command that will end for an endpoint that takes no export."""
 _LAST_SECONDS = 1.0
 
 

@@ -183,7 +183,7 @@ class FollowDirectives(TrainerCallback):  # type: ignore[misc]
         pause: int = 20,
     ) -> None:
         self.loop: Final = recorder.follow(directives, send_weights=send_weights, pause=pause)
-        """What was done: reasons for which weights were `sent`, and the `reason` why training was stopped."""
+        """Actions so far: the reasons for which weights were `sent`, and the `reason` why training was stopped."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
         """Do what is asked for."""

@@ -39,7 +39,7 @@ class Watch:
     watched = "batch"
     """Subject of one call, for the log."""
     wrappers: Mapping[str, Mapping[str, Callable[[Any, str], object]]]
-    """What wraps functions of modules, by the names of both."""
+    """Wrappers by the name of a module and of its function."""
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
         self._recorder: Recorder | None = None

@@ -41,7 +41,7 @@ _SCOPE: Final = attrgetter("scope_begin")
 
 
 class MessageStreams:
-    """What is known of senders' messages; `taken` counts the points that were folded so far."""
+    """Known messages of senders and their rows; `taken` counts the points that were folded so far."""
 
     def __init__(self, states: Mapping[str, ContractState]) -> None:
         self._states = list(states.values())

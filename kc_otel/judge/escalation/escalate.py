@@ -391,7 +391,7 @@ def ended_silence(silence: Silence) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What messages say after an evaluation, beside the alerts that fired or ended in it."""
+    """Facts that messages tell after an evaluation, beside the alerts that fired or ended in it."""
 
     tick: Tick
     before: PolicyState

@@ -32,7 +32,7 @@ class TrafficSeen:
     """Says which routers have not applied an order for a slice, given at a Unix time, where there may be an older or a
     newer one for all traffic, or why it has no effect; empty where each that is known has."""
     silent: bool = False
-    """Whether nobody reports any more: no silence is excused then."""
+    """True once nobody reports any more: no silence is excused then."""
     heartbeat: float = 60.0
     """Seconds within which what was under way when an order was taken is measured, and every recorder exports."""
     late: float = 60.0
@@ -43,7 +43,7 @@ class TrafficSeen:
     """The contract's, of the last evaluation: an evaluator that has just begun has heard of no router, and the windows
     forget what was measured in spite of an order."""
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
-    """Whether the last recorder of a kernel pair that reported said that it shuts down."""
+    """Returns True if the last recorder of a kernel pair that reported said that it shuts down."""
     unheard: Callable[[Cell], bool] = lambda _cell: False
     """Returns True if a recorder that measured a cell while it was broken has not shown that it is over, or if points
     of its version arrive that are not judged."""
@@ -52,8 +52,8 @@ class TrafficSeen:
     failing: Mapping[tuple[Pair, str], Mapping[str, int]] = field(default_factory=dict)
     """Sequences that failed an input check in the window, by kernel pair and slice, `all` among them, and by reason."""
     lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False
-    """Whether a recorder that reported a version from a Unix time on is silent now, or has reported nothing after
-    another: it may have died beside a kernel that serves."""
+    """Returns True if a recorder that reported a version from a Unix time on is silent now, or has reported nothing
+    after another: it may have died beside a kernel that serves."""
 
     def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
         """Return whether an order explains silence: it was taken, also one for all traffic, and all report still."""

@@ -356,9 +356,9 @@ class Incident:
     @property
     def growth(self) -> tuple[tuple[float, int], ...]:
         """(Unix time, slices that had broken by then, `all` among them), at the end of each minute that added some."""
-        onsets = {
-            cell.slice: cell.since for cell in sorted(self.cells, key=lambda cell: -cell.since)
-        }  # the first of each
+        onsets: dict[str, float] = {}
+        for cell in self.cells:
+            onsets[cell.slice] = min(cell.since, onsets.get(cell.slice, cell.since))
         return tuple({at // 60: (at, count) for count, at in enumerate(sorted(onsets.values()), start=1)}.values())
 
     @property
