@@ -187,7 +187,7 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
             unknown = bool(of.silence or of.untimely) or slice in by_lag or (slice, pair[1]) in of.otherwise
             if absence and pair in stale - whole and not unknown:
                 silent = f"{NOTHING_TO_MEASURE} on slice {slice}: older weights sampled all of it; {_LIMIT_STALE}"
-            elif not (of.silence or present) and measured.get(pair, math.inf) < of.oldest:
+            elif not present and measured.get(pair, math.inf) < of.oldest:
                 silent = of.waits.get(pair, silent)
             said = invalid if invalid.startswith(INVALID_INPUT) else silent or invalid
             yield Evidence(

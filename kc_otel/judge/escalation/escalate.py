@@ -300,10 +300,8 @@ def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[s
 def _unproven(tick: Tick, told: Collection[tuple[str, str]], incidents: Iterable[Incident]) -> list[Alert]:
     """Ends of breaches that went away, or fell silent, before some endpoints of the steps that watch them were told.
 
-    They were shorter than a step's `for`, or happened in a dry run; `told` are (incident, endpoint). What is measured
-    still may be decided yet.
+    They were shorter than a step's `for`, or happened in a dry run; `told` are (incident, endpoint).
     """
-    measured = {verdict.cell for verdict in selected(tick.verdicts, {Status.INCONCLUSIVE})}
     return [
         alert.resolved(tick.now)
         for incident in incidents
@@ -311,7 +309,6 @@ def _unproven(tick: Tick, told: Collection[tuple[str, str]], incidents: Iterable
         for cell in incident.cells
         if incident.unproven(cell.clause, cell.slice)
         for alert in _missed_alerts(tick, incident, cell, told)
-        if alert.cell not in measured
     ]
 
 
