@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
@@ -230,7 +231,8 @@ def _changed(values: Floats, sign: int) -> NDArray[np.bool_]:
 
 
 def _smooth(values: Floats) -> Floats:
-    return np.array([np.median(values[max(at - 2, 0) : at + 3]) for at in range(values.size)])
+    """Return the median of each number and the two on either side, which are mirrored at the ends."""
+    return np.asarray(np.median(sliding_window_view(np.pad(values, 2, mode="reflect"), 5), axis=1))
 
 
 def _drift_rises(steps: Steps, drift: Floats) -> str | None:
