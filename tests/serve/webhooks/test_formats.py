@@ -110,6 +110,20 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
             assert text.startswith("Routers keep requests on slice code away from the kernel") is not answered
 
 
+def test_only_an_end_that_is_proven_is_green_in_slack(contract, make_verdict):
+    state, _, begun = begun_of(contract, [make_verdict("FAIL")])
+    passing = [make_verdict("PASS")]
+    state, ended = advanced(contract, passing, AT + 60, state)
+    (proven,) = follow(tick_of(contract, passing, AT + 60), [begun], state.firing)
+    left = [replace(begun, state=IncidentState.RESOLVED, run_ended=run_ended) for run_ended in (False, True)]
+    bodies = [body_of(contract, ended, reason="resolved", incident=incident) for incident in (proven, *left)]
+    green, *others = (sent("slack", encode(body))["attachments"][0]["color"] for body in bodies)
+    assert [body["kernelContract"]["incident"]["state_text"] for body in bodies[1:]] == [
+        "Closed without proof of recovery", "Ended",
+    ]  # fmt: skip
+    assert green not in others
+
+
 def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(contract, make_verdict):
     verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(45)]
     state, fired, begun = begun_of(contract, verdicts)
