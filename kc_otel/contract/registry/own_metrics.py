@@ -128,8 +128,8 @@ _METRICS: Final = (
     _gauge("kc.action.active", "1", ("kc.contract", "kc.clause", "kc.slice", "kc.action"),
         "1 for each action of a firing step of the escalation policy."),
     _gauge("kc.incident", "1", ("kc.contract", "kc.incident", "kc.incident.on", *_PAIR),
-        "An open incident: 2 while it is broken, 1 while it is contained, 0 once it has gone away a window ago without "
-        "proof of recovery; nothing where it is over and only a route of it remains."),
+        "An open incident: 2 while it is broken, 1 while it is contained, 0 a window after it went away without proof "
+        "of recovery; no value once it is over and only its route remains."),
     *(
         _gauge(f"kc.place.{name}", "1", ("kc.contract", "kc.slice", *_PAIR),
             f"{meaning.capitalize()} of the mean of kc.drift.tv_place, while an incident of these kernels is open.")
