@@ -58,6 +58,8 @@ ROLLED_BACK: Final = "rolled-back"
 """Step of what is said of a version that was rolled back: no contract writes it, for every roll-back is told."""
 CHANGED: Final = "are no longer asked for: the contract has changed"
 """End of an alert whose step left the contract, and of missing data that it asks for no more."""
+UNFOLLOWED: Final = "is no longer watched: the contract was removed, or a dry run of it began or ended"
+"""End of an alert that no evaluation ends."""
 WENT_AWAY: Final = "went away without proof of recovery"
 """End of an alert that is over while its breach is unproven: an endpoint that was told this is told that it fires."""
 
@@ -284,7 +286,7 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
 
 def retire(state: PolicyState, now: float) -> tuple[Alert, ...]:
     """Resolve every alert of a contract that is no longer evaluated."""
-    return tuple(alert.resolved(now) for alert in state.firing)
+    return tuple(alert.resolved(now, end=UNFOLLOWED) for alert in state.firing)
 
 
 def _watched(tick: Tick, step: EscalationStep, by_cell: Mapping[Cell, Verdict]) -> dict[Cell, Verdict]:

@@ -22,7 +22,7 @@ from kc_otel.contract.sentences import REMEDIES, consequence, kept_away, reading
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, dilution, listed, moment, named_place, number, place
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Alert
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, UNFOLLOWED, WENT_AWAY, Alert
 from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, NOT_PROVEN, BrokenCell, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
@@ -243,7 +243,9 @@ def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Inciden
     of = pair_name(names, cell.kernel_train, cell.kernel_inference)
     where = named_place(cell.slice)
     if not edge.fires:
-        return f"{cell.contract}: {_ending(edge, where, of, incident)}"
+        watched = edge.end != UNFOLLOWED
+        ending = _ending(edge, where, of, incident) if watched else f"{cell.clause} on {where}{of} {UNFOLLOWED}"
+        return f"{cell.contract}: {ending}"
     later = f"was measured after its rollback: {MEASURED_LATER}" if kind == "serves" else "was rolled back"
     if edge.step == ROLLED_BACK and not _shows(edge):
         return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {later}"
