@@ -31,7 +31,7 @@ OLDEST_EXTRAS := serve openfeature parquet grafana
 comma := ,
 space := $(strip) $(strip)
 # Compiled when the package is installed.
-C := $(wildcard kc_otel/machine_code/*.[pc]* kc_otel/*/*/*.[ch])
+C := $(wildcard kc_otel/machine_code/*.py kc_otel/*/*/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Tests start some hundred processes: with this set, each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -44,7 +44,6 @@ export ATEN_CPU_CAPABILITY := avx2
 export ONEDNN_MAX_CPU_ISA := AVX2
 export MKL_ENABLE_INSTRUCTIONS := AVX2
 export OPENBLAS_CORETYPE := Haswell
-export KC_OTEL_MACHINE_CODE := 3
 test-core test-fast: export NPY_DISABLE_CPU_FEATURES := X86_V4 AVX512_ICL AVX512_SPR
 test-engines: export NPY_DISABLE_CPU_FEATURES := AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR
 endif
