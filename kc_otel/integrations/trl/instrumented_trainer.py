@@ -27,13 +27,14 @@ from importlib import metadata
 from typing import Any, Final, Self
 
 from kc_otel._extras import extra
+from kc_otel.contract.measuring_paths import judgeable
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations import listen, wrap
 from kc_otel.integrations.transformers import log_verdicts
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, own_attributes
 from kc_otel.record.export_loop import DriftLog
-from kc_otel.record.guided_loop import Quarantine, judgeable, quarantine
+from kc_otel.record.guided_loop import Quarantine, quarantine
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.slice_table import asked_for
