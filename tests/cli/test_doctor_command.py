@@ -293,22 +293,58 @@ XARGS = "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES name
         ),
         ("trl", {"no process carries out route:train-kernel"}),
         (
+            "verl",
+            {
+                "no process carries out route:train-kernel",
+                "no process carries out halt",
+                "no process carries out quarantine-rollouts",
+                "no process carries out sample-more",
+            },
+        ),
+        (
+            "trainer",
+            {
+                "no process carries out route:train-kernel",
+                "no process carries out quarantine-rollouts",
+                "no process carries out sample-more",
+            },
+        ),
+        (
             "vllm",
             {
                 "vllm never measures clause weights-lag",
                 "no process carries out halt",
+                "no process carries out quarantine-rollouts",
+                "no process carries out sample-more",
                 f"slices need the attribute `lag` of every sequence: {XARGS}",
             },
         ),
     ],
 )
 def test_what_a_way_of_measuring_leaves_to_somebody_is_said(way: str, said: set[str]) -> None:
-    """A loop has to pass the versions of its weights; a trainer has no router, and served requests no trainer."""
+    """A loop has to pass the versions of its weights; a trainer has no router, and served requests no trainer.
+
+    The plugin of verl follows no directive, and nobody trains on the samples of the callback.
+    """
     contract = contract_of(
         slices={"older": {"where": {"lag": ">= 1"}}},
         statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}],
         runtime=[{"id": "weights-lag", "metric": "weights_lag", "limit": 1}],
-        escalation=[{"on": "fail", "do": [{"route": "train-kernel"}, "halt", "notify"]}],
+        escalation=[
+            {"on": "fail", "do": [{"route": "train-kernel"}, "halt", "notify", "quarantine-rollouts", "sample-more"]}
+        ],
     )
     found = {finding.what.removeprefix("policy: ") for finding in left_open(contract, MeasuringPath(way))}
     assert found == said
+
+
+def test_rollouts_are_left_out_where_a_clause_can_judge_one() -> None:
+    """A trainer that is to leave rollouts out needs a clause that a single sequence can break."""
+    steps = {"escalation": [{"on": "fail", "do": ["quarantine-rollouts"]}], "assumptions": {"reward_range": [0, 1]}}
+    of_rewards = contract_of(statistical=[{"id": "reward", "metric": "reward_drift", "limit": 0.1}], **steps)
+    of_tokens = contract_of(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}], **steps)
+    said = [
+        [finding.what for finding in left_open(contract, MeasuringPath.TRL) if "carries out" in finding.what]
+        for contract in (of_rewards, of_tokens)
+    ]
+    assert said == [["policy: no process carries out quarantine-rollouts"], []]
