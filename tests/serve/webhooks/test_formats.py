@@ -125,6 +125,9 @@ def test_only_an_end_that_is_proven_is_green_in_slack(contract, make_verdict):
     left.append(replace(begun, ordered_at=AT))
     bodies = [body_of(contract, ended, reason="resolved", incident=incident) for incident in (proven, *left)]
     green, *others = (sent("slack", encode(body))["attachments"][0]["color"] for body in bodies)
+    for incident, said in ((proven, True), (begun, False)):  # begun is broken on another slice
+        body = body_of(contract, ended, reason="resolved", incident=incident, lifting=["kc-otel route resume"])
+        assert ("once the kernel is trusted again" in json.dumps(body)) is said
     at = "2023-11-14 22:13 UTC"
     assert [body["kernelContract"]["incident"]["state_text"] for body in bodies[1:]] == [
         "Closed without proof of recovery", "Ended",
