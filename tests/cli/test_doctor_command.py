@@ -247,6 +247,23 @@ def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
     assert not any("never matched" in said for said in errors(iter(running().findings())))
 
 
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [("", "pass these attributes"), ("; a recorder applies version 1", "a recorder applies version 1")],
+)
+def test_a_slice_without_data_has_the_remedy_of_its_verdict(why: str, remedy: str) -> None:
+    """Attributes are not to blame where the recorder defines the slice as another version of the contract does."""
+    served = [{"name": "policy", "slices": {"code": {"task": "code"}}, "kernels": []}]
+    cell = {"contract": "policy", "clause": "tv", "kernel_inference": "b", "kernel_train": "a", "gone": False}
+    verdicts = [
+        {**cell, "slice": "all", "status": "PASS", "observed": True, "reason": ""},
+        {**cell, "slice": "code", "status": "NO_DATA", "observed": False, "reason": f"no observations{why}"},
+    ]
+    health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": []}
+    found = list(of_evaluator(health | {"requests": {}, "points": {}}, served, verdicts, 100.0))
+    assert [finding.remedy.startswith(remedy) for finding in found if "never matched" in finding.what] == [True]
+
+
 def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contract: Contract) -> None:
     driven = running()
     for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):

@@ -287,6 +287,10 @@ def info(version, role="inference", **more):
     return KernelInfo(role, version, VLLM | more, 0.0)
 
 
+READ = {"kv_cache_dtype": "auto", "compile": "eager"}
+"""Fields that vLLM always reports of itself."""
+
+
 def test_kernels_that_would_be_called_alike_are_named_by_what_differs():
     """Of whatever role; those that are called otherwise are not made longer."""
     kernels = [
@@ -315,10 +319,16 @@ def test_kernels_that_would_be_called_alike_are_named_by_what_differs():
         ({"dtype": "fp8"}, {}, ("dtype fp8 is declared, and bfloat16 reported",)),
         ({"kv_cache_dtype": "bf16"}, {"kv_cache_dtype": "auto"}, ()),
         ({"attention": "flash-attn"}, {"attention": "FLASH_ATTN"}, ()),
+        ({"quantization": "awq"}, READ | {"quantization": "awq_marlin"}, ()),
+        ({"quantization": "fp8"}, READ, ("quantization fp8 is declared, and none reported",)),
+        ({"quantization": "fp8"}, {"kv_cache_dtype": "auto"}, ()),
     ],
 )
 def test_what_is_reported_is_held_against_what_is_declared(declared, reported, said):
-    """In the names that engines have for one thing; what is not reported is no difference."""
+    """In the names that engines have for one thing; what is not reported is no difference.
+
+    Only vLLM's own configuration would name a quantisation, so that a flag that was forgotten is found.
+    """
     assert declared_otherwise(KernelSpec(engine="vllm", **declared), VLLM | reported) == said
 
 
