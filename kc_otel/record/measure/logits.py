@@ -40,7 +40,7 @@ SATURATION: Final = -LOWEST  # largest half range or divergence that is told apa
 
 _BLOCK: Final = 8_192  # logits per block and side, of which a dozen arrays of float64 exist
 _DEVICE_BLOCK: Final = 1 << 20  # the same of torch on a device
-_NEVER: Final = -1e300  # log of a probability of 0, times which it is 0 and not NaN
+_LOG_OF_ZERO: Final = -1e300  # finite, so that its product with a probability of 0 is 0 and not NaN
 _LANES: Final = 1024
 _KERNEL_TYPES: Final = frozenset({"torch.bfloat16", "torch.float16", "torch.float32"})
 _log: Final = logging.getLogger(__name__)
@@ -223,12 +223,14 @@ def _measure(sides: list[Any], tokens: Any, library: Any, block: int) -> tuple[A
     apart = tops[0] - tops[1]
     most = least = apart[:, 0]  # which lies between the ends of the differences
     for part in parts:
-        gap = sides[0][:, part] - sides[1][:, part]
+        z = [library.asarray(side[:, part], dtype=library.float64) for side in sides]
+        gap = z[0] - z[1]
         gap = library.where(library.isnan(gap), apart, gap)  # where both are -inf
         most, least = library.maximum(most, library.amax(gap, -1)), library.minimum(least, library.amin(gap, -1))
-        log_p, log_q = logs(z[:, part] for z in sides)
-        totals = totals + _sums(log_p, log_q, library)
+        totals = totals + _sums(library, *logs(z))
     distance, kl_pq, kl_qp, js, entropy = totals
+    # Of a token that one side cannot have, however little the other has of it.
+    kl_pq, kl_qp = (library.where(library.isinf(end), math.inf, kl) for end, kl in ((most, kl_pq), (least, kl_qp)))
     differs = sides[0].argmax(-1) != sides[1].argmax(-1)
     columns = [(most - least) / 2, distance / 2, kl_pq, kl_qp, js / 2, differs + 0.0 * distance, entropy]
     values = library.where(library.isfinite(apart), library.stack(columns, -1), math.nan)
@@ -238,9 +240,9 @@ def _measure(sides: list[Any], tokens: Any, library: Any, block: int) -> tuple[A
     return values, library.concatenate(logs(pick(z, tokens[:, None], 1) for z in sides), 1)
 
 
-def _sums(log_p: Any, log_q: Any, library: Any) -> Any:
+def _sums(library: Any, log_p: Any, log_q: Any) -> Any:
     """Of some tokens, sums of |p - q|, of both KLs', twice JS's and the entropies' terms, float64 [5, rows]."""
-    log_p, log_q = log_p.clip(min=_NEVER), log_q.clip(min=_NEVER)
+    log_p, log_q = log_p.clip(min=_LOG_OF_ZERO), log_q.clip(min=_LOG_OF_ZERO)
     d, log_h = log_p - log_q, library.maximum(log_p, log_q)
     x, h = abs(d), library.exp(log_h)
     v = library.expm1(-x)
