@@ -287,7 +287,7 @@ def test_a_slice_whose_sequences_fail_their_checks_has_matched() -> None:
     served = [{"name": "policy", "kernels": [], "slices": {"code": {"task": "code"}, "long": {"task": "long"}}}]
     pair = {"contract": "policy", "clause": "token-tv", "kernel_train": "a", "kernel_inference": "b", "gone": False}
     verdicts = [
-        pair | {"slice": slice, "status": status, "observed": status == "PASS"}
+        pair | {"slice": slice, "status": status, "observed": status == "PASS", "reason": ""}
         for slice, status in (("all", "PASS"), ("code", "INVALID_INPUT"), ("long", "NO_DATA"))
     ]
     found = [finding.what for finding in of_evaluator(health | {"points": {}}, served, verdicts, 100.0)]
