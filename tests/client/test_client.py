@@ -280,6 +280,17 @@ def test_nonsense_from_the_evaluator_changes_nothing(evaluator, routed, caplog):
         assert router.table == routed
 
 
+def test_a_router_that_never_had_a_table_says_of_none_that_it_stays_in_force(evaluator, routed, caplog):
+    """A trainer that starts before its evaluator has no directive yet."""
+    evaluator.raw = b"[]"
+    with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01, keep=False):
+        eventually(lambda: "no decision table" in caplog.text)
+        evaluator.raw = None
+        evaluator.publish(routed)
+        eventually(lambda: "decision tables arrive" in caplog.text)
+    assert "stays in force" not in caplog.text
+
+
 def test_a_wrong_url_is_refused():
     with pytest.raises(ValueError, match="evaluator:4319"):
         Router("evaluator:4319")
