@@ -167,7 +167,7 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
     by_lag = {name for name, spec in contract.slices.items() if LAG in spec.conditions}
     for slice in contract.slices_for(clause):
         here = state.pairs(metric, slice)
-        present = {pair for pair in of.pairs if pair in here and here[pair].newest >= of.oldest}
+        present = {pair for pair in here.keys() & of.pairs if here[pair].newest >= of.oldest or pair in of.fallen}
         present |= {pair for pair in of.pairs if (slice, pair) in of.invalid}
         present |= {pair for pair in of.pairs if (_UNKNOWN_SLICE, pair) in of.invalid and pair in measured}
         crowded = {pair for place, pair in without_room if place == slice and pair not in here}
@@ -242,7 +242,7 @@ def _current(
         said = f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}"
         return {NO_PAIR}, {NO_PAIR: said}, {}
     latest = max(newest.values()) - state.contract.observability.window
-    current = {pair for pair, time in newest.items() if time > latest}
+    current = {pair for pair, time in newest.items() if time > latest or pair[1] in state.in_canary}
     silent = {pair: quiet for pair in current if (quiet := silence.of(pair)) is not None}
     if not silent:
         return current, {}, {}
@@ -250,9 +250,9 @@ def _current(
     alive = current - silent.keys()
     if alive:
         fallen = {
-            pair: f"{_silence(state, pair, quiet)}; others report, and it was in breach"
+            pair: f"{_silence(state, pair, quiet)}; others report, and {why}"
             for pair, quiet in silent.items()
-            if _fell(state, clause, pair, alive)
+            if (why := _why_missed(state, clause, pair, alive))
         }
         return alive | fallen.keys(), {}, fallen
     elsewhere = sum(
@@ -337,12 +337,15 @@ def _and_others(found: Counter[str]) -> str:
     return f" and {others:,} for other reasons" if others else ""
 
 
-def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> bool:
-    """Return True if a pair with an alarm fell silent beside others; a replaced pair ended before the others began."""
+def _why_missed(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> str:
+    """Say why a pair that fell silent beside others is missed, as a clause; empty for one that others have replaced."""
+    if pair[1] in state.in_canary:
+        return "it is in canary"
     if not any(cell.clause == clause.id and cell.pair == pair for cell in state.evidence.alarmed):
-        return False
-    mine = state.heard.get(pair)
-    return mine is not None and any(other.since < mine.last for name, other in state.heard.items() if name in alive)
+        return ""
+    mine = state.heard.get(pair)  # a replaced pair ended before the others began
+    beside = mine is not None and any(other.since < mine.last for name, other in state.heard.items() if name in alive)
+    return "it was in breach" if beside else ""
 
 
 def _why_nothing(state: ContractState, now: float) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -103,6 +103,7 @@ class ContractState:
         self.events: Counter[str] = Counter()
         self.observed: Sequence[SeriesKey] = ()
         self.clock = 0.0
+        self.in_canary: Collection[str] = ()  # versions of the inference kernel that a promotion gives requests
         self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
         self._evicted_at = 0.0
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
@@ -423,7 +424,11 @@ class ContractState:
             self.version += 1
         silent = now - self._long - self._window
         self.events["streams_evicted"] += self.streams.forget_silent(silent)
-        gone = [key for key, series in self.series.items() if series.newest < silent]
+        gone = [
+            key
+            for key, series in self.series.items()
+            if series.newest < silent and key.kernel_inference not in self.in_canary
+        ]
         self._forget(gone)
         alive = self._table.metrics() | self._limited_metrics
         for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:

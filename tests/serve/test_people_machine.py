@@ -84,7 +84,7 @@ class Evaluations(RuleBasedStateMachine):
         self.connection = open_state(path)
         self.connection.execute("PRAGMA synchronous=OFF")  # a killed process loses nothing by it, and it is quick
         self.core = Core([self.contract], self.connection, external_url="", now=self.now)
-        self.core.evaluator.evaluate = lambda now: {"policy": Evaluation(now, tuple(self.verdicts))}
+        self.core.evaluator.evaluate = lambda now, *_: {"policy": Evaluation(now, tuple(self.verdicts))}
 
     def _files(self):
         """A copy of the state file and its log as they are at this instant, in the middle of whatever."""

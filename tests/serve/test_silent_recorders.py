@@ -669,9 +669,30 @@ def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one
     assert [incident.gone for incident in fleet.core.incidents()] == [True]
     promotions, version = fleet.core.promotions, "b" * 12
     promotions.tell("policy", version, "start", "ada", "", fleet.now)
-    promotions.tell("policy", version, "force", "ada", "it is mended", fleet.now, stage=Stage.CANARY)
+    promotions.tell("policy", version, "force", "ada", "it is mended", fleet.now, stage=Stage.CANARY, start=True)
     fleet.run(20, broken=0.4, healthy=0.001)
     fleet.run(900, healthy=0.001)
     (incident,) = fleet.core.incidents()
     assert (incident.state, incident.gone) == (IncidentState.UNPROVEN, False)
     assert promotions.of("policy", version).position.stage is Stage.CANARY
+
+
+def test_a_canary_whose_only_recorder_died_is_missed_beside_the_full_version(make_fleet):
+    """It may go on serving its share: it is no version that another has replaced, until it is held or rolled back."""
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 30s, do: [{webhook: pager}]")
+    tried, canary = "c" * 12, Sender(instance="canary", inference="c" * 12, start=fleet.now)
+
+    def both() -> list[ExportMetricsServiceRequest]:
+        return [fleet.report(canary, 0.001, version=tried), fleet.reported("healthy", 0.001)]
+
+    fleet.feed(60, both)
+    fleet.core.promotions.tell("policy", tried, "force", "ada", "hurry", fleet.now, stage=Stage.CANARY, start=True)
+    fleet.feed(60, both)
+    assert fleet.run(600, healthy=0.001) == [IncidentState.BROKEN]
+    fleet.restart()
+    assert fleet.run(60, healthy=0.001) == [IncidentState.BROKEN]
+    statuses = {verdict.cell.kernel_inference: verdict for verdict, _ in fleet.core.history.cells()}
+    assert (statuses["b" * 12].status, statuses[tried].status) == (Status.PASS, Status.NO_DATA)
+    assert statuses[tried].reason.endswith("; others report, and it is in canary")
+    fleet.core.promotions.tell("policy", tried, "rollback", "ada", "it died", fleet.now)
+    assert fleet.run(60, healthy=0.001) == []
