@@ -101,7 +101,7 @@ def _evaluator(url: str, contracts: Sequence[Contract]) -> list[Finding]:
         return list(of_evaluator(get(url, "/api/v1/health"), served, verdicts, now, contracts))
     except typer.Exit:  # the reason is on the terminal already
         return [
-            Finding("error", "its API does not answer", "start `kc-otel serve CONTRACT...`, or pass --url and a token")
+            Finding("error", "its API cannot be read", "start `kc-otel serve CONTRACT...`, or pass --url and a token")
         ]
 
 
@@ -310,8 +310,8 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
     judged = sum(count for outcome, count in points.items() if outcome in _JUDGED_OUTCOMES)
     if not taken:
         yield _error(
-            "the evaluator has accepted no OTLP request since it started",
-            "point OTEL_EXPORTER_OTLP_ENDPOINT of the recorder's process at an OTLP port that `kc-otel serve` printed",
+            "before this check, the evaluator accepted no OTLP request since it started",
+            "start the recorder's process; its OTEL_EXPORTER_OTLP_ENDPOINT is an OTLP port of `kc-otel serve`",
         )
     elif not served:
         yield _error(
@@ -365,10 +365,14 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
         if not any(verdict["observed"] and verdict["slice"] == "all" for verdict in own):
             continue
         for slice, where in contract["slices"].items():
-            if own and not any(verdict["observed"] for verdict in own if verdict["slice"] == slice):
+            there = [verdict for verdict in own if verdict["slice"] == slice]
+            matched = (verdict["observed"] or verdict["status"] == "INVALID_INPUT" for verdict in there)
+            if own and not any(matched):
                 asked = ", ".join(f"{name}: {value}" for name, value in where.items())
+                why = next((why for verdict in there if (why := verdict["reason"].partition("; ")[2])), "")
                 yield _warning(
                     f"{contract['name']}: slice {slice} never matched ({asked})",
-                    "pass these attributes with every comparison, spelled as in the contract; `kc-otel check` says "
+                    why
+                    or "pass these attributes with every comparison, spelled as in the contract; `kc-otel check` says "
                     "whether max_series leaves room for it",
                 )

@@ -95,16 +95,17 @@ class Poller(threading.Thread):
                     break
                 failures += 1
                 if failures == 1:
-                    _log.warning("no decision table from %s, the last one stays in force: %r", self._host, error)
+                    kept = "" if self._table is None else ", the last one stays in force"
+                    _log.warning("no decision table from %s%s: %r", self._host, kept, error)
                 pause = random.uniform(0.1, min(_LONGEST_PAUSE_SECONDS, 0.5 * 2.0 ** min(failures, 16)))  # noqa: S311
             else:
                 if failures:
-                    _log.warning("decision tables from %s again", self._host)
+                    _log.warning("decision tables arrive from %s", self._host)
                 failures = 0
                 pause = began + self._refresh - time.monotonic()
             self._stopping.wait(max(0.0, pause))
         self._drop()
-        if self._table is not None and not failures:
+        if self._table is not None:
             with suppress(OSError, http.client.HTTPException, ValueError):
                 self._connection = self._connect(_CLOSING_SECONDS)
                 self._request("&closing=true")

@@ -9,7 +9,7 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry.clause_metrics import Origin
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, Origin
 from kc_otel.contract.slices import LAG, LENGTH, OF_TOKENS
 
 
@@ -30,8 +30,14 @@ class MeasuringPath(StrEnum):
     """Recordings that `kc-otel gate run` judges."""
 
 
-TRAINERS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.TRAINER, MeasuringPath.VERL, MeasuringPath.LOOP})
-"""Paths on which a trainer obeys directives and no router asks for routes."""
+_TRAINING: Final = ("quarantine-rollouts", "resync-weights", "halt")
+OBEYED: Final[Mapping[MeasuringPath, tuple[str, ...]]] = {
+    MeasuringPath.TRL: ("sample-more", *_TRAINING),
+    MeasuringPath.LOOP: ("sample-more", *_TRAINING),
+    MeasuringPath.TRAINER: ("resync-weights", "halt"),
+    MeasuringPath.VERL: (),
+}
+"""Actions that each path of a trainer can carry out; none of these paths has a router that asks for routes."""
 
 _ALWAYS_SENT: Final = OF_TOKENS | {LENGTH}
 AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = {
@@ -89,7 +95,6 @@ _ARGUMENTS: Final[Mapping[str, str]] = {
     "reward_drift": "rewards= of compare",
 }
 """Arguments that a loop of its own has to pass for a metric, beside log-probabilities."""
-_TRAINING: Final = frozenset({"quarantine-rollouts", "resync-weights", "halt"})
 _GEN_AI: Final = "latencies come from the server: `kc-otel scrape` sends vLLM's, other servers send their own telemetry"
 
 
@@ -117,18 +122,27 @@ def left_open(contract: Contract, path: MeasuringPath) -> Iterator[Finding]:
         yield Finding("ok", f"{contract.name}: {where}")
     actions = {str(action): action.kind for step in contract.escalation for action in step.do}
     for action, kind in actions.items():
-        if why := _unobeyed(kind, path):
+        if why := _unobeyed(kind, path, contract):
             yield Finding("warning", f"{contract.name}: no process carries out {action}", why)
 
 
-def _unobeyed(action: str, path: MeasuringPath) -> str:
-    if action == "route" and path in TRAINERS:
-        return (
-            "a trainer has no router, so the route would have no effect; write quarantine-rollouts, resync-weights or "
-            "halt"
-        )
-    if action in _TRAINING and path is MeasuringPath.VLLM:
+def judgeable(clause: Clause) -> bool:
+    """Return True if a single sequence has a value of its own for a clause: its metric needs log-probabilities only."""
+    return clause.metric in QUANTITIES and QUANTITIES[clause.metric].source is Origin.LOGPROBS
+
+
+def _unobeyed(action: str, path: MeasuringPath, contract: Contract) -> str:
+    if path is MeasuringPath.VLLM and action in _TRAINING:
         return "served requests have no trainer that could act; write {route: train-kernel}, and ask a Router"
+    if path is MeasuringPath.VLLM and action == "sample-more":
+        return "an engine keeps the share of requests that observability.sampling or KC_OTEL_SAMPLING says"
+    if path not in OBEYED or action not in {"route", "sample-more", *_TRAINING}:
+        return ""
+    if action not in (able := OBEYED[path]):
+        instead = ", ".join(able) or "notify, or call a webhook"
+        return f"{'a trainer has no router' if action == 'route' else f'{path} does not follow it'}; write {instead}"
+    if action == "quarantine-rollouts" and not any(map(judgeable, contract.clauses)):
+        return "no clause can judge a single sequence; add one on log-probabilities, such as tv_token"
     return ""
 
 

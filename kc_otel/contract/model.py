@@ -357,12 +357,16 @@ _DECLARED: Final = ("engine", "dtype", "quantization", "attention", "kv_cache_dt
 def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str, ...]:
     """Return the fields a kernel reports differently than its contract declares; unreported fields are ignored.
 
+    The configuration of vLLM itself, which has the compilation and the cache, names a quantisation where there is one.
+
     >>> declared_otherwise(KernelSpec(engine="vllm", kv_cache_dtype="fp8"), {"kv_cache_dtype": "auto"})
     ('kv_cache_dtype fp8 is declared, and auto reported',)
     """
     found = []
     for name in _DECLARED:
         declared, reported = getattr(spec, name), fields.get(name)
+        if name == "quantization" and fields.get("engine") == "vllm" and fields.keys() >= {"compile", "kv_cache_dtype"}:
+            reported = reported or "none"
         if declared is None or reported is None or _same(declared, reported):
             continue
         # `auto` is the format that the model computes in.

@@ -273,7 +273,8 @@ def _silence(state: ContractState, pair: Pair, quiet: float) -> str:
             return f"{RUN_ENDED}: its recorder measures another version, and nothing of this for {_span(quiet)}"
         return f"{RUN_ENDED}: its last recorder shut down {_span(quiet)} ago"
     heartbeat = _span(state.contract.observability.heartbeat)
-    why = "its recorder measures another version since" if moved else "its run ended, or its recorder died"
+    unknown = "its run ended, its recorder died, or its exports do not arrive"
+    why = "its recorder measures another version since" if moved else unknown
     return f"{NO_REPORT} {_span(quiet)} (heartbeat {heartbeat}): {why}"
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.load import load_text
-from kc_otel.contract.measuring_paths import TRAINERS, MeasuringPath, why_not
+from kc_otel.contract.measuring_paths import OBEYED, MeasuringPath, judgeable, why_not
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
@@ -305,12 +305,12 @@ observability:
   confidence: 0.99
   min_samples: 2000
   min_sequences: 100
-  sampling: 0.25  # sample-more raises it to 1
+  sampling: 0.25{sampling}
   heartbeat: 60s
 escalation:
-  # Any clause: notify, and measure more.
-  - {{on: fail, severity: warning, do: [notify, sample-more]}}
-  # {what}: {done}, and page.
+  # Any clause: notify{closer}.
+  - {{on: fail, severity: warning, do: {warning}}}
+  # {what}: {done}page.
   - {{on: fail, for: 2m, clear_for: 10m, severity: critical,
      do: {first},
      clauses: {critical}}}
@@ -331,20 +331,32 @@ runtime:
     limit: 1
     description: Rollouts come from older weights than the recipe allows; look at the weight sync first.
 """
-_SERVICE_ACTIONS: Final = {
-    "done": "route to the training kernel",
-    "first": "[{route: train-kernel}, {webhook: pager}]",
-    "ends": "notify again, and hold promotions",
-    "later": "[notify, hold-promotion]",
+_DONE: Final = {
+    "route": "route to the training kernel, and ",
+    "quarantine-rollouts": "leave its rollouts out of the loss, and ",
+    "resync-weights": "send the weights again, and ",
+    "halt": "stop training",
 }
-"""Words and actions of the critical steps; only a service has a router."""
-_TRAINER_ACTIONS: Final = {
-    "done": "leave its rollouts out of the loss",
-    "first": "[quarantine-rollouts, resync-weights, {webhook: pager}]",
-    "ends": "stop training",
-    "later": "[halt, hold-promotion]",
-}
-"""The same of a trainer, which can leave rollouts out, send its weights again and stop."""
+"""Comments on the actions of the critical steps."""
+
+
+def _actions(draft: Draft, clauses: Sequence[DraftClause]) -> dict[str, str]:
+    """Return the steps of the policy, and their comments: actions that the measuring path can carry out."""
+    able = OBEYED.get(draft.data, ("route",) if draft.data is MeasuringPath.VLLM else ("sample-more", "route"))
+    asked = [clause.clause for clause in clauses if not clause.explains]
+    acts = [name for name in able if name != "quarantine-rollouts" or any(map(judgeable, asked))]
+    more, halts = "sample-more" in acts, "halt" in acts
+    first = [name for name in acts if name not in {"sample-more", "halt"}]
+    written = ["{route: train-kernel}" if name == "route" else name for name in first]
+    return {
+        "sampling": "  # sample-more raises it to 1" if more else "",
+        "closer": ", and measure more" if more else "",
+        "warning": "[notify, sample-more]" if more else "[notify]",
+        "done": _DONE[first[0]] if first else "",
+        "first": f"[{', '.join([*written, '{webhook: pager}'])}]",
+        "ends": _DONE["halt"] if halts else "notify again, and hold promotions",
+        "later": "[halt, hold-promotion]" if halts else "[notify, hold-promotion]",
+    }
 
 
 def _text_of(draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Needed] = (), source: str = "") -> str:
@@ -381,7 +393,7 @@ def _text_of(draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Need
         runtime=_RUNTIME_SECTION if lag else "",
         what=f"{what} or the weights" if lag else what,
         critical=f"[{', '.join([*critical, *([_LAG_CLAUSE.id] if lag else [])])}]",
-        **(_TRAINER_ACTIONS if draft.data in TRAINERS else _SERVICE_ACTIONS),
+        **_actions(draft, clauses),
     )
 
 

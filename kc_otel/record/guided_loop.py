@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.input_reasons import InvalidReason
+from kc_otel.contract.measuring_paths import judgeable
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.arrays import as_bool, floats, is_tensor, on_host
@@ -137,11 +138,6 @@ def quarantine(
 
         keep, there = (torch.from_numpy(which).to(train.device) for which in (keep, stay))
     return Quarantine(keep, there, tuple(reasons), before, after)
-
-
-def judgeable(clause: Clause) -> bool:
-    """Return True if a single sequence has a value of its own for a clause: its metric needs log-probabilities only."""
-    return clause.metric in TOKEN or clause.metric in SEQUENCE
 
 
 def _named(contract: Contract, clauses: Collection[str] | None) -> list[Clause]:

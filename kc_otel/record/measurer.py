@@ -33,7 +33,7 @@ from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measure.arrays import as_bool, on_host
 from kc_otel.record.measure.blocks import SampledBatch
 from kc_otel.record.measure.checks import same_shape
-from kc_otel.record.measure.rounding import coarse_side
+from kc_otel.record.measure.rounding import coarse_side, equal_sides
 from kc_otel.record.operator_drift import observed
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
@@ -346,7 +346,7 @@ class Measurer:
             self.counters.noted("weights", f"tokens of step {versions.steps.max()} beside {_AHEAD_OF_TRAINER}")
 
     def _look_at_storage(self, arrays: Mapping[str, Any]) -> None:
-        """Say so where one side was rounded to half precision: the first rows of a pair's first batches tell."""
+        """Say so where one side was rounded or copied: the first rows of a pair's first batches tell."""
         if not self._looks_left:
             return
         self._looks_left -= 1
@@ -355,8 +355,9 @@ class Measurer:
         filled = np.flatnonzero(batch.lengths)
         if filled.size:
             block = batch.block(filled)
-            if coarse := coarse_side(block.train, block.inference):
-                self.counters.noted("rounded", coarse)
+            for kind, look in (("rounded", coarse_side), ("equal", equal_sides)):
+                if said := look(block.train, block.inference):
+                    self.counters.noted(kind, said)
 
     def _observe(self, work: QueuedBatch) -> None:
         found = observed(work)

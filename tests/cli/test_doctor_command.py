@@ -190,7 +190,7 @@ def test_an_evaluator_that_nothing_reaches(running: Callable[..., Running]) -> N
     found = errors(iter(running().findings()))
     assert found[:2] == [
         "nothing has been judged yet: the log of the evaluator may say why",
-        "the evaluator has accepted no OTLP request since it started",
+        "before this check, the evaluator accepted no OTLP request since it started",
     ]
 
 
@@ -247,6 +247,23 @@ def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
     assert not any("never matched" in said for said in errors(iter(running().findings())))
 
 
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [("", "pass these attributes"), ("; a recorder applies version 1", "a recorder applies version 1")],
+)
+def test_a_slice_without_data_has_the_remedy_of_its_verdict(why: str, remedy: str) -> None:
+    """Attributes are not to blame where the recorder defines the slice as another version of the contract does."""
+    served = [{"name": "policy", "slices": {"code": {"task": "code"}}, "kernels": []}]
+    cell = {"contract": "policy", "clause": "tv", "kernel_inference": "b", "kernel_train": "a", "gone": False}
+    verdicts = [
+        {**cell, "slice": "all", "status": "PASS", "observed": True, "reason": ""},
+        {**cell, "slice": "code", "status": "NO_DATA", "observed": False, "reason": f"no observations{why}"},
+    ]
+    health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": []}
+    found = list(of_evaluator(health | {"requests": {}, "points": {}}, served, verdicts, 100.0))
+    assert [finding.remedy.startswith(remedy) for finding in found if "never matched" in finding.what] == [True]
+
+
 def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contract: Contract) -> None:
     driven = running()
     for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):
@@ -263,6 +280,18 @@ def test_points_of_which_none_is_judged_are_no_good_news(outcome: str) -> None:
     found = list(of_evaluator(health, [], [], 100.0))
     assert "500 points of served contracts have arrived, and none is judged" in [finding.what for finding in found]
     assert not any("are judged" in finding.what for finding in found if finding.level == "ok")
+
+
+def test_a_slice_whose_sequences_fail_their_checks_has_matched() -> None:
+    health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": [], "requests": {}}
+    served = [{"name": "policy", "kernels": [], "slices": {"code": {"task": "code"}, "long": {"task": "long"}}}]
+    pair = {"contract": "policy", "clause": "token-tv", "kernel_train": "a", "kernel_inference": "b", "gone": False}
+    verdicts = [
+        pair | {"slice": slice, "status": status, "observed": status == "PASS", "reason": ""}
+        for slice, status in (("all", "PASS"), ("code", "INVALID_INPUT"), ("long", "NO_DATA"))
+    ]
+    found = [finding.what for finding in of_evaluator(health | {"points": {}}, served, verdicts, 100.0)]
+    assert [said for said in found if "never matched" in said] == ["policy: slice long never matched (task: long)"]
 
 
 def test_what_a_version_lacks_that_another_measures(running: Callable[..., Running]) -> None:
@@ -293,22 +322,58 @@ XARGS = "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES name
         ),
         ("trl", {"no process carries out route:train-kernel"}),
         (
+            "verl",
+            {
+                "no process carries out route:train-kernel",
+                "no process carries out halt",
+                "no process carries out quarantine-rollouts",
+                "no process carries out sample-more",
+            },
+        ),
+        (
+            "trainer",
+            {
+                "no process carries out route:train-kernel",
+                "no process carries out quarantine-rollouts",
+                "no process carries out sample-more",
+            },
+        ),
+        (
             "vllm",
             {
                 "vllm never measures clause weights-lag",
                 "no process carries out halt",
+                "no process carries out quarantine-rollouts",
+                "no process carries out sample-more",
                 f"slices need the attribute `lag` of every sequence: {XARGS}",
             },
         ),
     ],
 )
 def test_what_a_way_of_measuring_leaves_to_somebody_is_said(way: str, said: set[str]) -> None:
-    """A loop has to pass the versions of its weights; a trainer has no router, and served requests no trainer."""
+    """A loop has to pass the versions of its weights; a trainer has no router, and served requests no trainer.
+
+    The plugin of verl follows no directive, and nobody trains on the samples of the callback.
+    """
     contract = contract_of(
         slices={"older": {"where": {"lag": ">= 1"}}},
         statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}],
         runtime=[{"id": "weights-lag", "metric": "weights_lag", "limit": 1}],
-        escalation=[{"on": "fail", "do": [{"route": "train-kernel"}, "halt", "notify"]}],
+        escalation=[
+            {"on": "fail", "do": [{"route": "train-kernel"}, "halt", "notify", "quarantine-rollouts", "sample-more"]}
+        ],
     )
     found = {finding.what.removeprefix("policy: ") for finding in left_open(contract, MeasuringPath(way))}
     assert found == said
+
+
+def test_rollouts_are_left_out_where_a_clause_can_judge_one() -> None:
+    """A trainer that is to leave rollouts out needs a clause that a single sequence can break."""
+    steps = {"escalation": [{"on": "fail", "do": ["quarantine-rollouts"]}], "assumptions": {"reward_range": [0, 1]}}
+    of_rewards = contract_of(statistical=[{"id": "reward", "metric": "reward_drift", "limit": 0.1}], **steps)
+    of_tokens = contract_of(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}], **steps)
+    said = [
+        [finding.what for finding in left_open(contract, MeasuringPath.TRL) if "carries out" in finding.what]
+        for contract in (of_rewards, of_tokens)
+    ]
+    assert said == [["policy: no process carries out quarantine-rollouts"], []]

@@ -138,6 +138,7 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
         ("fail", "broken"): 1, ("fail", "contained"): 0, ("no-data", "broken"): 3, ("no-data", "contained"): 0,
     }  # fmt: skip
     assert _exit_code(cells, [], [], unknown=False) == 0
+    assert _exit_code([], [], [], unknown=False) == 3, "no evaluation yet"
     assert _exit_code(cells, [incident("fail", "broken", only_route_left=True)], [], unknown=False) == 0
     assert _exit_code(cells, [incident("fail", "broken", cells=over, went_away=True)], [], unknown=False) == 1
     assert _exit_code(cells, [incident("fail", "unproven", cells=over)], [], unknown=False) == 3

@@ -260,6 +260,14 @@ def test_a_process_that_ends_without_closing_its_router_tells_the_evaluator(eval
     assert evaluator.closed == [evaluator.instance]
 
 
+def test_a_router_that_is_closed_after_an_outage_and_before_it_asks_again_tells_the_evaluator(evaluator, caplog):
+    with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01, wait=0.1) as router:
+        eventually(lambda: not router.stale)
+        evaluator.raw = b"[]"
+        eventually(lambda: "stays in force" in caplog.text)
+    assert evaluator.closed == [evaluator.instance]
+
+
 def test_nonsense_from_the_evaluator_changes_nothing(evaluator, routed, caplog):
     evaluator.publish(routed)
     with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01) as router:
@@ -270,6 +278,17 @@ def test_nonsense_from_the_evaluator_changes_nothing(evaluator, routed, caplog):
                 evaluator.changed.notify_all()
         eventually(lambda: "stays in force" in caplog.text)
         assert router.table == routed
+
+
+def test_a_router_that_never_had_a_table_says_of_none_that_it_stays_in_force(evaluator, routed, caplog):
+    """A trainer that starts before its evaluator has no directive yet."""
+    evaluator.raw = b"[]"
+    with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01, keep=False):
+        eventually(lambda: "no decision table" in caplog.text)
+        evaluator.raw = None
+        evaluator.publish(routed)
+        eventually(lambda: "decision tables arrive" in caplog.text)
+    assert "stays in force" not in caplog.text
 
 
 def test_a_wrong_url_is_refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from importlib import metadata
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 
 from kc_otel import TrainingLog
 from kc_otel.integrations.trl import instrument
+from kc_otel.record.kernel import Kernel
 from tests.integrations.test_vllm_parts import config
 
 GENERATIONS = 4
@@ -286,19 +287,22 @@ def test_from_a_contract_it_makes_and_shuts_down_its_own_recorder(contract, monk
     assert watch.recorder.stats().dropped == {"shutdown": 1}
 
 
+DECLARED = {"engine": "vllm", "quantization": "fp8"}
+
+
 def test_the_engine_in_the_trainers_process_is_reported_as_it_is(contract, monkeypatch):
     """A new version of it is another kernel, whatever the contract declares."""
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     trainer, found = Trainer(reward), []
     trainer.vllm_generation.llm = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=config()))
     for version in ("0.30.0", "0.32.0"):
-        monkeypatch.setattr(metadata, "version", lambda _, version=version: version)
+        monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
         with instrument(trainer, contract()) as watch:
             found.append(watch.recorder._pair.inference)
     assert [(kernel.engine, kernel.version) for kernel in found] == [("vllm", "0.30.0"), ("vllm", "0.32.0")]
     trainer.vllm_generation.llm.llm_engine.vllm_config = object()
-    with instrument(trainer, contract()) as watch:
-        assert watch.recorder._pair.inference.version is None, "as declared"
+    with instrument(trainer, contract(kernels={"train": {"engine": "torch"}, "inference": DECLARED})) as watch:
+        assert watch.recorder._pair.inference == Kernel("vllm", version="0.32.0"), "and not what is declared"
 
 
 def test_what_the_trainer_logs_has_the_verdicts_while_it_is_watched(contract, monkeypatch):

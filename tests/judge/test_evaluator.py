@@ -576,7 +576,7 @@ def test_where_nothing_arrives_the_reason_names_what_does(contract: Any, sender:
 
     source, other = sender(), sender("kc.drift.abs_log_ratio", inference=NEWER, instance="1")
     evaluator.ingest_metrics(source.request(now, small(5000)), now)
-    assert reason(now + 200).endswith("(heartbeat 1m): its run ended, or its recorder died")
+    assert reason(now + 200).endswith("(heartbeat 1m): its run ended, its recorder died, or its exports do not arrive")
     evaluator.ingest_metrics(other.request(now + 199, [0.1] * 10), now + 199)
     assert reason(now + 200).endswith("; 1 other pair of kernel versions reports: were these replaced?")
 
@@ -585,7 +585,7 @@ def test_a_run_that_ended_in_order_is_told_from_one_that_fell_silent(contract: A
     """The last export says so; a recorder of the same version that reports after it is what counts."""
     for later, said in (
         (0, "the run ended: its last recorder shut down 3m20s ago"),
-        (1, "its run ended, or its recorder"),
+        (1, "its run ended, its recorder died, or"),
     ):
         evaluator = Evaluator([contract(slices={})])
         last = info_request(now, 0)
@@ -607,7 +607,7 @@ def test_a_run_that_ended_in_order_is_told_so_beside_a_version_that_died_shortly
     evaluator.ingest_metrics(last, now + 100)
     reasons = {verdict.cell.kernel_inference: verdict.reason for verdict in verdicts_of(evaluator, now + 300)}
     assert reasons == {
-        INFERENCE: "no report for 5m (heartbeat 1m): its run ended, or its recorder died",
+        INFERENCE: "no report for 5m (heartbeat 1m): its run ended, its recorder died, or its exports do not arrive",
         NEWER: "the run ended: its last recorder shut down 3m20s ago",
     }
 
@@ -620,7 +620,7 @@ def test_a_run_has_not_ended_while_a_recorder_of_it_fell_silent_without_a_word(c
         request.resource_metrics.extend(sender(instance=instance).request(now, small(5000)).resource_metrics)
         evaluator.ingest_metrics(request, now)
     (verdict,) = verdicts_of(evaluator, now + 200)
-    assert "its run ended, or its recorder died" in verdict.reason
+    assert "its run ended, its recorder died, or its exports do not arrive" in verdict.reason
     evaluator.ingest_metrics(info_request(now + 201, 0), now + 201)
     (verdict,) = verdicts_of(evaluator, now + 500)
     assert "the run ended" in verdict.reason

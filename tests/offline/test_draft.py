@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.diff import diff
 from kc_otel.contract.load import check_text
-from kc_otel.contract.measuring_paths import MeasuringPath
+from kc_otel.contract.measuring_paths import MeasuringPath, left_open
 from kc_otel.judge.sample_sizes import observations_to_pass, typical_size
 from kc_otel.offline.draft import Draft, exact, write
 from kc_otel.recordings.recording import Recording
@@ -124,6 +124,23 @@ def test_the_budget_is_measured_where_rewards_are_known(path, rewarded, metric):
     if rewarded:
         baseline = replace(baseline, attributes=tuple({**labels, "reward": 1.0} for labels in baseline.attributes))
     assert of(write(draft(data=MeasuringPath(path)), baseline), "reward")[0].metric == metric
+
+
+@pytest.mark.parametrize("path", MeasuringPath)
+def test_the_path_can_carry_out_every_action_that_is_written_for_it(path):
+    """No rollouts are left out where no clause can judge one, and a verl run is asked for nothing."""
+    of_budget, of_tokens = write(draft(data=path)), write(draft(data=path), recording(0.03))
+    actions = [
+        {action.kind for step in written.contract.escalation for action in step.do}
+        for written in (of_budget, of_tokens)
+    ]
+    for written in (of_budget, of_tokens):
+        assert not [found for found in left_open(written.contract, path) if "carries out" in found.what]
+    assert ["quarantine-rollouts" in kinds for kinds in actions] == [False, path in {"trl", "loop"}]
+    assert ("halt" in actions[0], "route" in actions[0]) == (
+        path in {"trl", "loop", "trainer"},
+        path in {"vllm", "gate"},
+    )
 
 
 def test_a_bound_of_the_budget_that_the_baseline_breaks_is_explained_and_not_asked_for():

@@ -23,17 +23,17 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib import metadata
 from typing import Any, Final, Self
 
 from kc_otel._extras import extra
+from kc_otel.contract.measuring_paths import judgeable
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations import listen, wrap
 from kc_otel.integrations.transformers import log_verdicts
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, own_attributes
 from kc_otel.record.export_loop import DriftLog
-from kc_otel.record.guided_loop import Quarantine, judgeable, quarantine
+from kc_otel.record.guided_loop import Quarantine, quarantine
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.slice_table import asked_for
@@ -156,13 +156,15 @@ def _sampling_kernel(trainer: Any) -> Kernel | None:
     config = getattr(getattr(llm, "llm_engine", None), "vllm_config", None)
     if config is None:
         return None
-    from kc_otel.integrations.vllm.engines import kernel_of  # noqa: PLC0415 - only where vLLM samples
+    from vllm import __version__ as version  # noqa: PLC0415 - only where vLLM samples
+
+    from kc_otel.integrations.vllm.engines import kernel_of  # noqa: PLC0415
 
     try:
-        return kernel_of(config, metadata.version("vllm"), (), os.environ)
+        return kernel_of(config, version, (), os.environ)
     except Exception as error:  # noqa: BLE001 - a vLLM whose configuration is unknown samples all the same
-        _log.warning("the version of TRL's vLLM is taken from the contract, as it could not be read: %s", error)
-        return None
+        _log.warning("the configuration of TRL's vLLM could not be read (%s); its kernel is only 'vllm'", error)
+        return Kernel("vllm", version=version)
 
 
 def _config_of(trainer: Any) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.checks import swapped
-from kc_otel.record.measure.rounding import coarse_side
+from kc_otel.record.measure.rounding import EQUAL_SIDES, coarse_side
 from kc_otel.record.measure.sampled import saturated
 from kc_otel.recordings.recording import Recording, prompt_of
 
@@ -64,10 +64,7 @@ def without_repeats(recording: Recording, first: NDArray[np.bool_]) -> Recording
 def recording_notes(recording: Recording) -> Iterator[str]:
     """Yield sentences about sides that are equal, swapped or rounded otherwise, and about repeated sequences."""
     if recording.identical:
-        yield (
-            "both sides have the same number at every token; unless the kernels agree bit for bit, one side is a copy "
-            "of the other"
-        )
+        yield EQUAL_SIDES
     if not recording.density and (said := swapped(saturated(recording.train - recording.inference))):
         yield said
     if coarse := coarse_side(recording.train, recording.inference):

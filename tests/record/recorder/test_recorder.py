@@ -450,7 +450,7 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
     mask = np.ones((8, 200), dtype=bool)
     mask[0], mask[1:, :3] = False, False
     recorder = recorders()
-    for train in (full, full * np.float32(1.001)):
+    for train in (full * np.float32(1.002), full * np.float32(1.001)):
         recorder.compare(train, full, mask=mask)
     assert recorder.force_flush()
     assert not [message for message in caplog.messages if "input doubtful" in message]
@@ -462,6 +462,21 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
     assert "float16's grid" in said
     assert recorder.stats().batches == 5
     assert recorder.stats().invalid == {"no_tokens": 5}
+
+
+def test_sides_with_the_same_numbers_are_said_once_and_measured(recorders, caplog):
+    """A trainer that hands the sampler's numbers over as its own passes every limit; a few equal numbers are chance."""
+    full = -np.random.default_rng(5).exponential(1.0, (8, 200)) - 0.1
+    recorder = recorders()
+    recorder.compare(full[:1, :8], full[:1, :8])
+    assert recorder.force_flush()
+    assert "copy of the other" not in caplog.text
+    for _ in range(3):
+        recorder.compare(full, full)
+    assert recorder.force_flush()
+    (said,) = [message for message in caplog.messages if "copy of the other" in message]
+    assert said.startswith("contract policy: input doubtful (equal): both sides have the same number at every token")
+    assert recorder.stats().sequences == 25
 
 
 def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logprobs):
