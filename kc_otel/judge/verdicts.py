@@ -181,6 +181,8 @@ def _undecided(case: _Judged) -> str:
     interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
+    elif interval.estimate > limit:
+        said = f"estimate {interval.estimate:.4g} > limit {limit:.4g}"
     elif math.isfinite(interval.upper):
         said = f"upper bound {interval.upper:.4g} {'<=' if interval.upper <= limit else '>'} limit {limit:.4g}"
     else:

@@ -148,6 +148,10 @@ def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.
                 f"{baseline.source}: both sides have the same number at every token, so that one is a copy of the "
                 "other, and every real pair would exceed the limits; record both kernels, or leave --baseline out"
             )
+        low, high = draft.reward_range
+        if (there := baseline.rewards) is not None and not low <= np.nanmin(there) <= np.nanmax(there) <= high:
+            said = f"rewards lie between {np.nanmin(there):g} and {np.nanmax(there):g}, outside of {low:g} to {high:g}"
+            raise ValueError(f"{baseline.source}: {said}; give all possible rewards: --reward-range=LOW,HIGH")
         contract = _contract(draft, [budget, *(DraftClause(clause, "") for clause in _ON_TOKENS)])
         fresh = by_contract(baseline, contract).get(ALL)
         if fresh is None:

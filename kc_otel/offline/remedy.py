@@ -377,6 +377,10 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
                 if part is None
                 else lacking(worst.promise, near.correction, by_unit(effects(ratios, near.correction), part), **terms)
             )
+    unknown = int(recording.age_unknown.sum())
+    aged = (
+        f"it is unknown which weights sampled {unknown:,} sequences: their figures contain drift and staleness together"
+    )
     return Remedy(
         recording.source,
         contract.name,
@@ -387,7 +391,7 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
         more,
         tuple(beyond),
         _exceeded(recording, contract, {promise.clause for promise in asked}),
-        (*recording_notes(recording), *repeats_notes(recording)),
+        (*recording_notes(recording), *repeats_notes(recording), *[aged] * bool(unknown)),
     )
 
 

@@ -140,7 +140,7 @@ def test_an_upper_bound_that_is_far_off_for_want_of_a_cap_says_what_a_cap_gives(
 
 @pytest.mark.parametrize("mean", [0.0005, 0.002, 0.0035, 0.0045, 0.005])
 def test_the_number_of_missing_samples_is_about_right(contract: Any, mean: float) -> None:
-    """With as many more samples as the reason asks for, the cell is decided; with half of them it is not."""
+    """As many more as the reason asks for decide the cell, on the side of the limit that it names; half do not."""
     made = contract()
     few = RNG.permutation(sample(mean, 200, mean))
     verdict = judge(made, few, few)
@@ -148,7 +148,8 @@ def test_the_number_of_missing_samples_is_about_right(contract: Any, mean: float
     words = verdict.reason.split()
     more = int(words[words.index("more") - 1].replace(",", ""))
     enough, half = sample(mean, 200 + int(more * 1.1), mean), sample(mean, 200 + int(more * 0.5), mean)
-    assert judge(made, enough, enough).status is not Status.INCONCLUSIVE
+    above = verdict.reason.startswith(f"estimate {verdict.estimate:.4g} > limit 0.004 with 200 samples in 1h: about ")
+    assert judge(made, enough, enough).status is (Status.FAIL if above else Status.PASS)
     assert judge(made, half, half).status is Status.INCONCLUSIVE
 
 

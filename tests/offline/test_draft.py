@@ -91,6 +91,16 @@ def test_limits_are_what_the_baseline_keeps_with_room(deviation):
     assert check_text(written.text).problems == ()
 
 
+def test_rewards_outside_of_the_range_are_refused():
+    """No verdict on rewards of the contract could ever be a PASS."""
+    plain = recording(0.03)
+    rows = ({**row, "reward": float(np.nan if at == 2 else at % 2 or -1)} for at, row in enumerate(plain.attributes))
+    rewarded = replace(plain, attributes=tuple(rows))
+    with pytest.raises(ValueError, match=r"^noise.npz: rewards lie between -1 and 1, outside of 0 to 1; give "):
+        write(draft(), rewarded)
+    assert write(draft(reward_range=(-1.0, 1.0)), rewarded).contract.assumptions.reward_range == (-1.0, 1.0)
+
+
 def test_the_comment_beside_a_limit_names_the_figure_that_it_comes_from():
     """The recording, its estimate and bound, and what they rest on."""
     written = write(draft(), recording(0.03))

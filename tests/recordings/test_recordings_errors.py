@@ -45,6 +45,7 @@ NAN, ROWS = float("nan"), np.full((2, 3), -1.0)
         ({**GOOD, "train_logprobs": [[-1.0], [-2.0]]}, "line 2: train_logprobs: holds [[-1.0], [-2.0]], not a list"),
         ({**GOOD, "train_logprobs": [0.0, 0.0]}, "every token is exactly 0 on the training side"),
         ({**GOOD, "inference_logprobs": [-np.inf, -1.0]}, "The inference kernel gives probability 0 to a token"),
+        ({name: [-1.0, -np.inf, -np.inf] for name in GOOD}, "The inference kernel gives probability 0 to a token"),
         ("{not json", "line 2: is not JSON"),
         ("[1, 2]", "line 2: is not a JSON object but list"),
     ],

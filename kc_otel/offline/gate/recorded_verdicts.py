@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions, Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Origin, Unit
-from kc_otel.contract.slices import ALL, OF_TOKENS, OLDER, STALE
+from kc_otel.contract.slices import ALL, LAG, OF_TOKENS, OLDER, STALE
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.causes import TOKENS, split_by_cause
 from kc_otel.judge.cell_columns import decide
@@ -318,7 +318,14 @@ def judge(
             evidence.append(
                 Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime, broken=broken)
             )
-    unknown = {name for name, part in parts.items() if part is not None and part.age_unknown.any()}
+    aged = any(LAG in row for part in parts.values() if part is not None for row in part.attributes)
+
+    def unknown_in(part: Recording) -> NDArray[np.bool_]:
+        """A row without a lag beside others with one may be as old."""
+        found: NDArray[np.bool_] = part.age_unknown | [aged and LAG not in row for row in part.attributes]
+        return found
+
+    unknown = {name for name, part in parts.items() if part is not None and unknown_in(part).any()}
     verdicts = tuple(
         replace(verdict, status=Status.INCONCLUSIVE, reason=f"{verdict.reason.split(': ')[0]}; {_TOGETHER_TEXT}")
         if verdict.cell.slice in unknown and (verdict.status is Status.FAIL or verdict.lower > verdict.limit)
@@ -332,7 +339,7 @@ def judge(
         known.unknown_rewards,
         None if (prompts := known.recording.prompts) is None else int(prompts.max()) + 1,
         tuple(causes),
-        float(known.recording.age_unknown.mean()),
+        float(unknown_in(known.recording).mean()),
     )
 
 

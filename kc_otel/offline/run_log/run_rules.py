@@ -113,6 +113,8 @@ def _doubt(rule: str, roles: Mapping[str, str], steps: Steps, values: list[Float
     """Say why the log cannot tell what a rule did not find; empty if the rule denies it."""
     if rule == "level-absurd" and (unit := _unit(roles["drift"])):
         return _absurd_for_a_while(steps, values[0], ABSURD[unit])
+    if rule in _SIZE_RULES and _constant(steps, values[0]):
+        return "drift is the same number at nearly every step: see drift-constant"
     if rule == "drift-before-collapse":
         fell = _fell(values[1])
         before = "" if fell is None or fell < _MIN_STEPS else _late(steps[:fell], values[0][:fell], 1)

@@ -144,9 +144,10 @@ def no_logprobs(block: Block) -> Found:
 
 def offset_by_row(block: Block) -> Found:
     """Rows, most of them, in which the sides differ by one number throughout, and by another in other rows."""
-    log_w = block.train[:_LOOK_TOKENS].astype(np.float64) - block.inference[:_LOOK_TOKENS]
-    if 4 * np.count_nonzero(np.abs(np.diff(log_w)) <= _LAST_BITS) < 3 * log_w.size:
-        return []
+    with np.errstate(invalid="ignore"):  # -inf on both sides
+        log_w = block.train[:_LOOK_TOKENS].astype(np.float64) - block.inference[:_LOOK_TOKENS]
+        if 4 * np.count_nonzero(np.abs(np.diff(log_w)) <= _LAST_BITS) < 3 * log_w.size:
+            return []
     # A sum that would be above 0 may have been cut there.
     cut = (block.train == 0.0) | (block.inference == 0.0)
     log_w = block.exact_log_w

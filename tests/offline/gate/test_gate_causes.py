@@ -109,6 +109,20 @@ def test_no_number_of_samples_is_said_to_make_a_fail_of_drift_and_staleness_toge
     assert "a FAIL requires" in run("gate", "run", few, path, "--slice", "all", "--attribute", "lag=0")[1]
 
 
+@pytest.mark.parametrize(("lags", "code"), [((0, 0), 1), ((0, None), 3), ((None, 4), 3), ((None, None), 1)])
+def test_a_sequence_without_a_lag_beside_others_is_of_unknown_age(run, tmp_path, lags, code):
+    """In a recording of which no sequence has any, the kernels' own weights sampled all."""
+    train, inference, _ = sampled(0, *PLANTED["the kernels' drift grew"])
+    rows = [
+        {"train_logprobs": p, "inference_logprobs": q, "task": "code"}
+        | ({} if lags[at % 2] is None else {"lag": lags[at % 2]})
+        for at, (p, q) in enumerate(zip(train.tolist(), inference.tolist(), strict=True))
+    ]
+    path = write_rows(tmp_path / "rollouts.jsonl", rows)
+    found, output = run("gate", "run", "CONTRACT", path, "--slice", "all")
+    assert (found, TOGETHER in output) == (code, code == 3), output
+
+
 def test_a_synchronous_trainers_files_are_held_against_the_kernels(run, tmp_path):
     path = of_a_trainer(tmp_path, "the kernels' drift grew")
     code, output = run("gate", "run", "CONTRACT", path, "--attribute", "lag=0", "--evidence", tmp_path / "evidence")

@@ -223,6 +223,13 @@ def test_what_older_weights_sampled_is_said_to_be_apart_and_refused_where_it_is_
         remedy(replace(rollouts, attributes=tuple({**row, "lag": 1} for row in aged)), contract(REWARD))
 
 
+def test_sequences_of_unknown_age_are_told(rollouts):
+    said = "it is unknown which weights sampled 8,000 sequences: their figures contain drift and staleness together"
+    for known, told in (({}, True), ({"lag": 0}, False)):
+        rows = tuple({**row, "train_weights": 7, **known} for row in rollouts.attributes)
+        assert (said in remedy(replace(rollouts, attributes=rows), contract(REWARD)).notes) is told
+
+
 def test_a_sequence_that_older_weights_sampled_in_part_is_corrected_as_a_whole(rollouts):
     """A trainer has one ratio of it, whatever sampled its last tokens."""
     rows = tuple({**row, "train_weights": 7} for row in rollouts.attributes)

@@ -91,11 +91,15 @@ def test_each_sickness_is_found_and_nothing_else(sick, rules):
 
 
 def test_drift_that_does_not_vary_is_no_measurement():
-    """Of a copy it is 0; a number that is rounded to nothing, or repeated, shows no trend either."""
+    """Of a copy it is 0; a number that is rounded to nothing, or repeated, denies no trend either."""
     copied = said(sound(3) | {"drift": np.where(STEPS % 20, 0.0, 1e-3)})["drift-constant"]
     assert "drift is exactly 0 at 285 of 300 steps: unless the kernels agree bit for bit, one side is a copy" in copied
     assert "drift is 0.001 at 300 of 300 steps: it is rounded" in said({"drift": np.full(300, 1e-3)})["drift-constant"]
     assert "drift-constant" not in said({"drift": np.where(STEPS % 2, 0.0, 1e-3)})
+    for drift, denied in ((np.zeros(300), None), (sound(3)["drift"], False)):
+        answers = judged({"drift": drift, "reward": COLLAPSED, "entropy": COLLAPSED})
+        trends = ("drift-rises", "drift-before-collapse", "drift-and-entropy")
+        assert [answers[rule].found for rule in trends] == [denied] * 3
 
 
 def test_steps_that_are_there_again_after_a_resume_are_said(tmp_path):
