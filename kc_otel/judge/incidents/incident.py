@@ -12,6 +12,7 @@ from typing import Final, Literal
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import (
     MEASURED_LATER,
+    NO_REPORT,
     RUN_ENDED,
     dilution,
     interval,
@@ -295,8 +296,9 @@ class Incident:
 
     @property
     def _waited_for(self) -> bool:
-        """True if no kernel has reported the cells yet."""
-        return self.on == "no-data" and not self.kernel_inference
+        """True if no kernel has reported the cells yet, and no server that names none has fallen silent."""
+        silent = any(cell.reason.startswith(NO_REPORT) for cell in self.cells)
+        return self.on == "no-data" and not self.kernel_inference and not silent
 
     @property
     def pair(self) -> tuple[str, str]:

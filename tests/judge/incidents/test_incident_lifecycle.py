@@ -538,6 +538,19 @@ def test_the_wait_for_first_data_says_whether_they_came():
         assert incident.state is IncidentState.RESOLVED
 
 
+def test_a_server_that_names_no_kernel_and_fell_silent_is_not_waited_for():
+    """Its latencies were judged before, whatever else has never been reported."""
+    evaluator = Evaluator([{"on": "no-data", "do": ["notify"]}])
+    nameless = [verdict_of("NO_DATA", clause=name) for name in ("ttft", "tv")]
+    nameless = [replace(row, cell=row.cell._replace(kernel_train="", kernel_inference="")) for row in nameless]
+    silent = replace(nameless[0], reason="no report for 51s (heartbeat 12s): its exports do not arrive")
+    (incident,) = evaluator.tick(0.0, silent, replace(nameless[1], observed=False))
+    assert (incident.state_text, incident.headline.split(" on ")[0]) == ("No data", "No data for ttft and tv")
+    passes = [replace(verdict_of("PASS", clause=row.cell.clause), cell=row.cell) for row in nameless]
+    (incident,) = evaluator.tick(60.0, *passes)
+    assert incident.state_text == "Resolved"
+
+
 def test_what_was_done_says_whether_it_holds():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
