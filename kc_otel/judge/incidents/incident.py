@@ -417,7 +417,10 @@ class Incident:
     @property
     def extents(self) -> tuple[tuple[str, str], ...]:
         """(clause, how bad it is where it is worst), the worst clause first."""
-        worst = {cell.clause: cell for cell in reversed(self.current)}
+        rising = list(reversed(self.current))
+        if self.on == "invalid-input":  # most sequences
+            rising.sort(key=lambda cell: cell.estimate or 0.0)
+        worst = {cell.clause: cell for cell in rising}
         causes = {cell.clause: cell.cause for cell in self.current if cell.cause}
         return tuple(
             (clause, "; ".join(filter(None, (_extent(worst[clause], self.on), causes.get(clause, "")))))

@@ -256,6 +256,11 @@ def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
     (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
     said = "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
     assert incident.extents[0][1].startswith(said)
+    counts = {"code": 34.0, "prose": 30.0, "all": 64.0}
+    cells = (
+        replace(incident.cells[0], slice=name, estimate=count, reason=f"{count:g}") for name, count in counts.items()
+    )
+    assert replace(incident, cells=tuple(cells)).extents == (("input", "64"),), "those of all slices"
     evaluator = Evaluator(QUIET)
     evaluator.tick(0.0, RUN_ENDED)
     (incident,) = evaluator.tick(10.0, RUN_ENDED, verdict_of("NO_DATA", slice="prose"))
