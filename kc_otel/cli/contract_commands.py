@@ -85,6 +85,9 @@ def init(
             target.write_text(written.text, encoding="utf-8")
     for line in (*_summary(written, target), *(recording_notes(accepted) if accepted is not None else ())):
         typer.echo(line, err=True)
+    if accepted is not None and (unknown := int(accepted.age_unknown.sum())):
+        said = "it is unknown which weights sampled {:,} sequences of the baseline: limits include their staleness"
+        typer.echo(said.format(unknown), err=True)
 
 
 def _kernel(option: str, text: str) -> dict[str, str]:

@@ -310,8 +310,8 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
     judged = sum(count for outcome, count in points.items() if outcome in _JUDGED_OUTCOMES)
     if not taken:
         yield _error(
-            "the evaluator has accepted no OTLP request since it started",
-            "point OTEL_EXPORTER_OTLP_ENDPOINT of the recorder's process at an OTLP port that `kc-otel serve` printed",
+            "before this check, the evaluator accepted no OTLP request since it started",
+            "start the recorder's process; its OTEL_EXPORTER_OTLP_ENDPOINT is an OTLP port of `kc-otel serve`",
         )
     elif not served:
         yield _error(
@@ -366,7 +366,8 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
             continue
         for slice, where in contract["slices"].items():
             there = [verdict for verdict in own if verdict["slice"] == slice]
-            if own and not any(verdict["observed"] for verdict in there):
+            matched = (verdict["observed"] or verdict["status"] == "INVALID_INPUT" for verdict in there)
+            if own and not any(matched):
                 asked = ", ".join(f"{name}: {value}" for name, value in where.items())
                 why = next((why for verdict in there if (why := verdict["reason"].partition("; ")[2])), "")
                 yield _warning(

@@ -135,8 +135,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         return [f"{kernel} was replaced", f"  {found['reason']}", f"  to make it the promoted version again: {again}"]
     lines = [f"{kernel} is in {found['position']}: it may serve {share}"]
     if found["next"] is not None:
-        passed = f"{found['windows']} of {found['windows_needed']} windows have passed"
-        lines.append(f"  next: {found['next']}; {passed}")
+        passed = f"; {found['windows']} of {found['windows_needed']} windows have passed"
+        lines.append(f"  next: {found['next']}{passed * (found['position'] != 'offline-ci')}")  # that asks for a gate
     failing = found["failed_windows"]
     if failing:
         lines.append(f"  {failing} of {found['failure_limit']} failing windows until it is rolled back")

@@ -19,6 +19,11 @@ from kc_otel.offline.remedy import CorrectionReplay, Remedy, RemedyBound, as_dat
 from kc_otel.recordings.recording_files import load_recording
 
 _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
+_EXCEEDED: Final = {
+    True: "Beyond their limits, and no correction changes that: {}. Remove the cause, or change the kernel.",
+    False: "Estimated above their limits, which this recording does not decide and no correction changes: {}.",
+}
+"""Said of cells, by whether their lower bounds exceed the limit."""
 
 
 def remedy(
@@ -38,8 +43,8 @@ def remedy(
 
     Tries every truncation, mask and rejection rule that a trainer has, over a grid of thresholds. Prints the remaining
     bias, the variance, the effective sample size and the share dropped, by slice and sign of the advantage.
-    Exits with 0 if a trainer has a correction that keeps the contract; 1 if none is known to keep it, or if a limit is
-    exceeded that no correction changes; 2 if an argument cannot be used.
+    Exits with 0 if a trainer has a correction that keeps the contract; 1 if none is known to keep it, or if a limit
+    that no correction changes is exceeded, be it by an estimate alone; 2 if an argument cannot be used.
 
     Examples:
       kc-otel remedy rollouts.npz --contract policy.yaml
@@ -106,15 +111,19 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
     near = of.closest[trainer]
     assert near.worst is not None
     name = near.correction.name
-    return f"No correction keeps the contract. The closest is {name}: {_left(near.worst)}; {_why(of, trainer)}."
+    none = "No correction is known to keep" if trainer in of.lacking else "No correction keeps"
+    return f"{none} the contract. The closest is {name}: {_left(near.worst)}; {_why(of, trainer, near.worst)}."
 
 
 def _warnings(of: Remedy) -> Iterator[str]:
-    """Yield limits that every correction exceeds, empty slices, what older weights sampled, notes on the recording."""
-    if of.exceeded:
-        cells = [(f"{verdict.cell.clause} on {place(verdict.cell.slice)}", verdict) for verdict in of.exceeded]
-        clauses = "; ".join(f"{cell} {number(found.estimate)}, limit {number(found.limit)}" for cell, found in cells)
-        yield f"Beyond their limits, and no correction changes that: {clauses}. Remove the cause, or change the kernel."
+    """Yield limits that no correction keeps, empty slices, what older weights sampled, notes on the recording."""
+    for proven, said in _EXCEEDED.items():
+        if cells := [
+            f"{found.cell.clause} on {place(found.cell.slice)} {number(found.estimate)}, limit {number(found.limit)}"
+            for found in of.exceeded
+            if (found.lower > found.limit) is proven
+        ]:
+            yield said.format("; ".join(cells))
     if of.empty:
         slices = ", ".join(map(place, of.empty))
         yield f"No whole sequence of this recording is in {slices}: no correction is decided there."
@@ -126,12 +135,13 @@ def _warnings(of: Remedy) -> Iterator[str]:
     yield from of.notes
 
 
-def _why(of: Remedy, trainer: Trainer) -> str:
+def _why(of: Remedy, trainer: Trainer, worst: RemedyBound) -> str:
     if trainer not in of.lacking:
         return "the limit is exceeded"
     more = of.lacking[trainer]
     decided = "and more" if more is None else f"but at most {rounded(more):,} more"
-    return f"this recording does not decide it, {decided} {of.unit}s like these would{' not' * (more is None)}"
+    these = f"{of.unit}s like these on {place(worst.promise.slice)}"
+    return f"this recording does not decide it, {decided} {these} would{' not' * (more is None)}"
 
 
 def _left(of: RemedyBound) -> str:

@@ -105,7 +105,7 @@ class Poller(threading.Thread):
                 pause = began + self._refresh - time.monotonic()
             self._stopping.wait(max(0.0, pause))
         self._drop()
-        if self._table is not None and not failures:
+        if self._table is not None:
             with suppress(OSError, http.client.HTTPException, ValueError):
                 self._connection = self._connect(_CLOSING_SECONDS)
                 self._request("&closing=true")

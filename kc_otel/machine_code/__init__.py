@@ -1,12 +1,9 @@
 """Loops that are too slow in Python, in C: each file beside the module that calls it, all in one library.
 
-`hatch_build.py` compiles them when the package is installed, or its wheel is made: once for any processor, and on
-x86-64 once more for those with AVX2 and for those with AVX-512. The library knows nothing of Python; arrays are handed
-over by their addresses, and it is the caller who sees to their types, sizes and order. Where there was no compiler,
-`is_available` is false, and callers have another way, with the same results.
-
-The environment variable `KC_OTEL_MACHINE_CODE` says which library is taken at most: 0 none, 1 the one for any
-processor, 3 and 4 those for the levels of x86-64 that are called so.
+`hatch_build.py` compiles them when the package is installed, or its wheel is made. The library knows nothing of Python;
+arrays are handed over by their addresses, and it is the caller who sees to their types, sizes and order. Where there
+was no compiler, or the environment variable `KC_OTEL_MACHINE_CODE` is 0, `is_available` is false, and callers have
+another way, with the same results.
 """
 
 from __future__ import annotations
@@ -27,36 +24,30 @@ ADDRESS: Final = ctypes.c_void_p
 ABSENT: Final = "kc-otel was installed without a C compiler, or KC_OTEL_MACHINE_CODE is 0: there is no machine code"
 
 _log: Final = logging.getLogger(__name__)
-_FOLDER: Final = Path(__file__).parent
-_LEVELS: Final = ("0", "1", "3", "4")
+_LIBRARY: Final = Path(__file__).with_name("loops.so")
 
 
 @cache
-def _library() -> Path | None:
-    """The best library that this processor can use; None where there is none."""
-    first, said = _FOLDER / "level1.so", os.environ.get("KC_OTEL_MACHINE_CODE", "4")
-    if said not in _LEVELS:
-        _log.warning("KC_OTEL_MACHINE_CODE: %r is none of %s; there is no machine code now", said, ", ".join(_LEVELS))
-    if not first.exists() or said not in _LEVELS[1:]:
+def _library() -> ctypes.PyDLL | None:
+    """The library, whose calls are too short for other threads of Python to run meanwhile; None where there is none."""
+    if os.environ.get("KC_OTEL_MACHINE_CODE") == "0" or not _LIBRARY.exists():
         return None
     try:
-        level = min(ctypes.CDLL(str(first)).kc_level(), int(said))
+        return ctypes.PyDLL(str(_LIBRARY))
     except OSError:  # compiled for another system
-        _log.warning("%s cannot be loaded; there is no machine code", first, exc_info=True)
+        _log.warning("%s cannot be loaded; there is no machine code", _LIBRARY, exc_info=True)
         return None
-    return next(path for n in range(level, 0, -1) if (path := _FOLDER / f"level{n}.so").exists())
 
 
 def is_available() -> bool:
-    """Return True if there is machine code for this processor."""
+    """Return True if there is machine code."""
     return _library() is not None
 
 
-def function(name: str, *arguments: Any, result: Any = None, long: bool = False) -> Callable[..., Any]:
+def function(name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
     """A function of the library by its name in C, with ADDRESS, NUMBER or DOUBLE for arguments and result.
 
-    Other threads of Python run meanwhile if it is `long`; a call of some microseconds is better off without. Where
-    there is no library, calling it raises a RuntimeError.
+    Where there is no library, calling it raises a RuntimeError.
     """
     library = _library()
     if library is None:
@@ -65,6 +56,6 @@ def function(name: str, *arguments: Any, result: Any = None, long: bool = False)
             raise RuntimeError(f"{name}: {ABSENT}")
 
         return absent
-    found = (ctypes.CDLL if long else ctypes.PyDLL)(str(library))[name]
+    found = library[name]
     found.argtypes, found.restype = arguments, result
     return found

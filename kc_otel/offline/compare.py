@@ -34,6 +34,7 @@ with extra("stats", "kc_otel.compare"):
         UnjudgedClause,
         by_contract,
         judge,
+        recordable,
         verdict_for_others,
     )
     from kc_otel.record.measure.arrays import on_host
@@ -76,8 +77,11 @@ class JudgedComparison:
 
     @property
     def status(self) -> Status:
-        """The worst status of all verdicts; NO_DATA without any."""
-        return min((verdict.status for verdict in self.verdicts), key=_WORST_FIRST.index, default=Status.NO_DATA)
+        """The worst status of all verdicts; NO_DATA without any, and of a clause in `left_out` that gates wait for."""
+        lacking = {clause.clause for clause in self.left_out}
+        empty = any(recordable(clause) for clause in self.contract.clauses if clause.id in lacking)
+        found = [verdict.status for verdict in self.verdicts] + [Status.NO_DATA] * empty
+        return min(found, key=_WORST_FIRST.index, default=Status.NO_DATA)
 
     def __repr__(self) -> str:
         contract = f"{self.contract.name} v{self.contract.metadata.version}"

@@ -282,7 +282,8 @@ class Remedy:
     """Effect of each correction on a recording; all intervals hold together with `confidence`.
 
     `closest` is each trainer's that keeps the contract with the lowest variance, or comes closest; `lacking` how many
-    more prompts or sequences decide at most, None for no number; `exceeded` the worst verdicts of clauses `beyond` any.
+    more prompts or sequences decide at most, None for no number; `exceeded` the worst verdicts of clauses `beyond` any
+    whose estimates exceed their limits.
     """
 
     source: str
@@ -391,14 +392,18 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
 
 
 def _exceeded(recording: Recording, contract: Contract, asked: AbstractSet[str]) -> tuple[Verdict, ...]:
-    """Return the worst verdict of each clause beyond its limit that no correction is asked to keep."""
+    """Return the worst verdict of each clause estimated beyond its limit that no correction is asked to keep."""
+
+    def how_far(of: Verdict) -> tuple[bool, float]:
+        return of.lower > of.limit, -of.limit / of.estimate
+
     worst: dict[str, Verdict] = {}
     for verdict in judge(contract, by_contract(recording, contract), time.time()).verdicts:
         known = worst.get(verdict.cell.clause)
         if (
             verdict.cell.clause not in asked
             and verdict.estimate > verdict.limit
-            and (known is None or verdict.estimate / verdict.limit > known.estimate / known.limit)
+            and (known is None or how_far(verdict) > how_far(known))
         ):
             worst[verdict.cell.clause] = verdict
     return tuple(worst.values())

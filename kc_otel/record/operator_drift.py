@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu, on_host
+from kc_otel.record.measure.arrays import as_bool, is_tensor, on_gpu, on_host
 from kc_otel.record.work import QueuedBatch
 
 _BLOCK: Final = 1 << 17  # elements worked on at a time on a CPU: four float64 copies of them stay in cache
@@ -150,7 +150,7 @@ def _reduced(a: Any, b: Any, library: Any) -> tuple[Any, Any]:
     relative = library.where(
         left > 0, apart / left.clip(min=tiny), library.where(apart > 0, apart * np.inf, apart * 0.0)
     )
-    stack = library.stack([largest(difference), relative, cosine, largest(abs(a))])
+    stack = library.stack([library.amax(difference, -1), relative, cosine, library.amax(abs(a), -1)])
     return stack, fine
 
 

@@ -190,7 +190,7 @@ def test_an_evaluator_that_nothing_reaches(running: Callable[..., Running]) -> N
     found = errors(iter(running().findings()))
     assert found[:2] == [
         "nothing has been judged yet: the log of the evaluator may say why",
-        "the evaluator has accepted no OTLP request since it started",
+        "before this check, the evaluator accepted no OTLP request since it started",
     ]
 
 
@@ -280,6 +280,18 @@ def test_points_of_which_none_is_judged_are_no_good_news(outcome: str) -> None:
     found = list(of_evaluator(health, [], [], 100.0))
     assert "500 points of served contracts have arrived, and none is judged" in [finding.what for finding in found]
     assert not any("are judged" in finding.what for finding in found if finding.level == "ok")
+
+
+def test_a_slice_whose_sequences_fail_their_checks_has_matched() -> None:
+    health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": [], "requests": {}}
+    served = [{"name": "policy", "kernels": [], "slices": {"code": {"task": "code"}, "long": {"task": "long"}}}]
+    pair = {"contract": "policy", "clause": "token-tv", "kernel_train": "a", "kernel_inference": "b", "gone": False}
+    verdicts = [
+        pair | {"slice": slice, "status": status, "observed": status == "PASS", "reason": ""}
+        for slice, status in (("all", "PASS"), ("code", "INVALID_INPUT"), ("long", "NO_DATA"))
+    ]
+    found = [finding.what for finding in of_evaluator(health | {"points": {}}, served, verdicts, 100.0)]
+    assert [said for said in found if "never matched" in said] == ["policy: slice long never matched (task: long)"]
 
 
 def test_what_a_version_lacks_that_another_measures(running: Callable[..., Running]) -> None:

@@ -147,6 +147,17 @@ def test_stale_tokens_and_empty_slices_of_a_baseline_are_said(run, noise):
     assert (code, "stale.npz: older weights sampled all of it" in err) == (2, True)
 
 
+def test_limits_that_may_allow_staleness_are_told(run, noise):
+    """A trainer's step without the sampler's tells no age; equal steps do."""
+    np.savez("unknown.npz", **np.load(noise(0.03)), train_weights=np.full(400, 7))
+    code, _, err = run(*_GIVEN, "--horizon=32", "--baseline", "unknown.npz")
+    said = "it is unknown which weights sampled 400 sequences of the baseline: limits include their staleness"
+    assert (code, said in err) == (0, True), err
+    np.savez("known.npz", **np.load("unknown.npz"), inference_weights=np.full(400, 7))
+    code, _, err = run(*_GIVEN, "--horizon=32", "--baseline", "known.npz", "--out=b.yaml")
+    assert (code, "unknown" in err) == (0, False), err
+
+
 def _more_of(recording, path, *, prompts, rollouts=4, tokens=128):
     """As many prompts like a recording's: each draws its tokens, with both kernels' numbers, from those of one."""
     rng = np.random.default_rng(0)

@@ -188,7 +188,7 @@ def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, command, tmp_path
         "Beyond their limits, and no correction changes that: tail on all traffic 0.621, limit 0.05."
     )
     assert " change the kernel. No whole sequence of this recording is in prose: no correction is " in found.text
-    assert " trl: No correction keeps the contract. The closest is " in found.text
+    assert " trl: No correction is known to keep the contract. The closest is " in found.text
 
 
 class Stop(threading.Event):

@@ -260,6 +260,14 @@ def test_a_process_that_ends_without_closing_its_router_tells_the_evaluator(eval
     assert evaluator.closed == [evaluator.instance]
 
 
+def test_a_router_that_is_closed_after_an_outage_and_before_it_asks_again_tells_the_evaluator(evaluator, caplog):
+    with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01, wait=0.1) as router:
+        eventually(lambda: not router.stale)
+        evaluator.raw = b"[]"
+        eventually(lambda: "stays in force" in caplog.text)
+    assert evaluator.closed == [evaluator.instance]
+
+
 def test_nonsense_from_the_evaluator_changes_nothing(evaluator, routed, caplog):
     evaluator.publish(routed)
     with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01) as router:

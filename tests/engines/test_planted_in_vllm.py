@@ -52,7 +52,13 @@ def is_named(found, fault):
     assert culprit.boundary.layer == (LAYER if fault.in_layer else None)
 
 
-@pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault.name, marks=pytest.mark.long if number % 3 else ())
+        for number, fault in enumerate(ENGINE_FAULTS)
+    ],
+)
 def test_a_fault_in_an_engine_is_named(pair, captured, training_capture, fault):
     """By both kernels on one machine, and by what two machines wrote of theirs."""
     train, kernel, sequences = pair

@@ -89,7 +89,10 @@ def watched(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(("bypass", "contract", "prompts"), [(False, CONTRACT, 64), (True, BY_SEQUENCE, 16)])
+@pytest.mark.parametrize(
+    ("bypass", "contract", "prompts"),
+    [(False, CONTRACT, 64), pytest.param(True, BY_SEQUENCE, 16, marks=pytest.mark.long)],
+)
 def test_a_run_is_watched_by_an_environment_variable_alone(watched, bypass, contract, prompts):
     """Verl's synchronous trainer, worker and FSDP engine: drift planted on one source, the weights' lag and advantages.
 
@@ -134,7 +137,10 @@ def test_drift_and_staleness_of_a_trainer_that_samples_ahead_are_two_numbers(wat
 @pytest.mark.parametrize(
     ("script", "steps", "share", "overrides"),
     [
-        (("_verl_fully_async_run.py",), 2, 0.75, ["async_training.trigger_parameter_sync_step=2"]),
+        pytest.param(
+            ("_verl_fully_async_run.py",), 2, 0.75, ["async_training.trigger_parameter_sync_step=2"],
+            marks=pytest.mark.long,
+        ),
         (
             ("_verl_run.py", "separate_async"), 4, None,
             ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.v1.separate_async.parameter_sync_step=2"],
@@ -176,6 +182,7 @@ def test_an_audit_scores_whole_prompts_before_the_step(watched):
     assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("PASS", 0)
 
 
+@pytest.mark.long
 def test_where_an_audit_is_skipped_the_workers_leave_nothing_out(watched):
     contract = BY_SEQUENCE.replace("slices: {", "slices: {audited: {where: {audit: true}}, ")
     found, output = watched(

@@ -184,40 +184,48 @@ def test_the_same_slices_of_another_version_are_judged(applied: Contract | None)
     assert evaluator.missing("policy", NOW + 50.0) == []
 
 
+@pytest.fixture
+def few_recorders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than 512 are told apart."""
+    monkeypatch.setattr("kc_otel.judge.recorders._MAX_RECORDERS", 512)
+
+
+@pytest.mark.usefixtures("few_recorders")
 def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_are_told_apart() -> None:
     """The ones heard longest ago are told apart no longer: nobody knows whether they ended, and no name is odd."""
     recorders = Recorders(heartbeat=60.0, window=300.0)
-    for number in range(6000):
+    for number in range(750):
         recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + number), done=False)
     kept = {name for senders in recorders.by_version.values() for name in senders}
-    assert sum(map(len, recorders.by_version.values())) <= 4096 + 3
-    assert {"r5997", "r5998", "r5999"} <= kept
+    assert sum(map(len, recorders.by_version.values())) <= 512 + 3
+    assert {"r747", "r748", "r749"} <= kept
     assert not {"r0", "r1", "r2"} & kept
-    for number in range(6000):
-        recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + 6000.0), done=True)
-    assert sum(map(len, recorders.gone.values())) <= 4096 + 3
+    for number in range(750):
+        recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + 750.0), done=True)
+    assert sum(map(len, recorders.gone.values())) <= 512 + 3
     assert not recorders.all_ended("0" * 12, NOW)
-    recorders.hear("0" * 12, "new", LastReport(NOW + 6500.0), done=False)
-    count, said = recorders.silent_members("0" * 12, lambda last: NOW + 6500.0 - last, 1e6)
+    recorders.hear("0" * 12, "new", LastReport(NOW + 1250.0), done=False)
+    count, said = recorders.silent_members("0" * 12, lambda last: NOW + 1250.0 - last, 1e6)
     assert (count, said.isprintable(), "others for" in said) == (1, True, True)
-    recorders.hear("0" * 12, "new", LastReport(NOW + 9000.0), done=True)
+    recorders.hear("0" * 12, "new", LastReport(NOW + 3750.0), done=True)
     assert recorders.gone["0" * 12].keys() == {"new"}, "when the version was left last is all that the others said"
 
 
+@pytest.mark.usefixtures("few_recorders")
 def test_what_recorders_measure_is_bounded() -> None:
     """Nothing is kept of those that are forged, forgotten or shut down; those that owe something stand for others."""
     recorders, key = Recorders(heartbeat=60.0, window=300.0), SeriesKey("kc.drift.tv_token", "code", "a" * 12, "b" * 12)
-    for number in range(6000):
+    for number in range(750):
         recorders.hear("b" * 12, f"r{number}", LastReport(NOW + number), done=False)
         recorders.observe(f"r{number}", [key], NOW + number)
         recorders.observe(f"forged{number}", [key], NOW + number)
         if number % 250 == 249:  # more often than once a window
             recorders.owe({key: NOW + number}, [key])
-    assert len(recorders.measured) <= 4096
+    assert len(recorders.measured) <= 512
     assert recorders.owed[key].keys() == {*recorders.measured, "\0"}
-    for number in range(6000):
-        recorders.hear("b" * 12, f"r{number}", LastReport(NOW + 6000.0), done=True)
-        recorders.move(f"r{number}", {"b" * 12: True}, NOW + 6000.0)
+    for number in range(750):
+        recorders.hear("b" * 12, f"r{number}", LastReport(NOW + 750.0), done=True)
+        recorders.move(f"r{number}", {"b" * 12: True}, NOW + 750.0)
     assert recorders.measured == {}
     assert recorders.owed[key].keys() == {"\0", "\0\0"}
     recorders.owe({}, [])
@@ -252,6 +260,7 @@ def test_a_recorder_moved_when_it_first_said_so_until_it_is_back_or_shuts_down()
         assert not recorders.moved_since("a", NOW + 50.0)
 
 
+@pytest.mark.usefixtures("few_recorders")
 def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -> None:
     """Forged ones too: of versions that are forgotten nothing is kept, and those beyond the bound stand for others."""
     recorders = Recorders(heartbeat=60.0, window=300.0)
@@ -263,10 +272,10 @@ def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -
 
     tell("many", {f"{number:012x}": True for number in range(600)} | {"b" * 12: False})
     assert set(recorders.gone) <= set(recorders.by_version)
-    for number in range(6000):
+    for number in range(750):
         tell(f"r{number}", {"a" * 12: True, "c" * 12: True, "b" * 12: False})
-    assert sum(map(len, recorders.gone.values())) <= 4096 + 256
-    for number in range(6000):
+    assert sum(map(len, recorders.gone.values())) <= 512 + 256
+    for number in range(750):
         tell(f"r{number}", {"a" * 12: False})
     assert recorders.moved_since("a" * 12), "those beyond the bound have not come back"
 

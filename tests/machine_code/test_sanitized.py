@@ -17,10 +17,9 @@ import numpy as np
 from google.protobuf.internal.encoder import _VarintBytes
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from kc_otel import machine_code
-machine_code._FOLDER = Path(sys.argv[1])
+machine_code._LIBRARY = Path(sys.argv[1])
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.wire_columns import read_columns
-from kc_otel.record.measure.logits import logit_drift
 from tests.judge.conftest import NOW, Sender, make_contract, merge
 
 assert machine_code.is_available()
@@ -95,17 +94,6 @@ for turn in range(int(sys.argv[2])):
             folded += int(columns.taken.sum())
     evaluator.evaluate(now)
     evaluator.settle()
-for vocab in (1, 2, 255, 257, 4095, 4097, 9001):
-    z = rng.normal(0.0, 3.0, (4, vocab)).astype(np.float32)
-    z[0, vocab // 2] = np.nan
-    z[1, 0] = -np.inf
-    for made in (z, np.asfortranarray(z), z.astype(np.float16)):
-        logit_drift(made, made[::-1], targets=[vocab - 1] * 4)
-    try:
-        import torch
-    except ModuleNotFoundError:
-        continue
-    logit_drift(torch.from_numpy(z).bfloat16(), torch.from_numpy(z).bfloat16(), targets=[0] * 4)
 print(read, folded)
 """
 
@@ -119,12 +107,12 @@ def sanitizer(cc: list[str]) -> str:
 
 
 @pytest.mark.slow
-def test_damaged_messages_and_odd_logits_touch_nothing_else(tmp_path: Path) -> None:
-    """Thousands of messages that are cut, lengthened and changed, and logits of every size."""
+def test_damaged_messages_touch_nothing_else(tmp_path: Path) -> None:
+    """Thousands of messages that are cut, lengthened and changed."""
     cc = hatch_build.compiler()
     if cc is None or not (library := sanitizer(cc)):
         pytest.skip("needs a C compiler with AddressSanitizer")
-    hatch_build.build(tmp_path, cc, 1, SANITIZED)
+    hatch_build.build(tmp_path / "loops.so", cc, *SANITIZED)
     said = {
         "LD_PRELOAD": library,
         "PYTHONMALLOC": "malloc",
@@ -132,7 +120,7 @@ def test_damaged_messages_and_odd_logits_touch_nothing_else(tmp_path: Path) -> N
         "KC_OTEL_MACHINE_CODE": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path, "6"], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", PROGRAM, tmp_path / "loops.so", "6"], capture_output=True, text=True, check=False,
         env={**os.environ, **said}, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

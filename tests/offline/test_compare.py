@@ -24,6 +24,7 @@ statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.05}]
 numerical: [{id: kl, metric: kl_train_inference, unit: token, limit: 0.1}]
 observability: {min_samples: 500}
 """
+FULL_LOGITS = "numerical: [{id: kl, metric: kl_train_inference, unit: token, limit: 0.1}]\n"
 
 
 @pytest.fixture
@@ -55,6 +56,20 @@ def test_verdicts_are_those_of_a_recording_and_its_text_has_each_and_what_is_not
     same = judge(contract, by_contract(recording, contract), time.time())
     numbers = {(row.cell.slice, row.estimate, row.lower, row.upper, row.status) for row in same.verdicts}
     assert {(row.cell.slice, row.estimate, row.lower, row.upper, row.status) for row in found.verdicts} == numbers
+
+
+def test_a_clause_that_a_gate_waits_for_has_no_data(sides):
+    """Rewards could be given, and no arrays hold what a runtime clause is about."""
+    text = CONTRACT[: CONTRACT.index("numerical")] + "assumptions: {reward_range: [0, 1]}\n"
+    text += "runtime: [{id: lag, metric: weights_lag, limit: 1}]\nobservability: {min_samples: 500, min_sequences: 2}\n"
+    train, inference = (side[:60] for side in sides[:2])
+    given = {"slices": {"task": "code"}, "groups": range(60)}
+    assert kc_otel.compare(train, inference, contract=load_text(text), **given).status is Status.PASS
+    reward = text.replace("limit: 0.05}", "limit: 0.05}, {id: reward, metric: reward_drift, limit: 0.9}")
+    found = kc_otel.compare(train, inference, contract=load_text(reward), **given)
+    assert repr(found).startswith("NO_DATA under policy v2: ")
+    given["slices"]["reward"] = [0.0, 1.0] * 30
+    assert kc_otel.compare(train, inference, contract=load_text(reward), **given).status is not Status.NO_DATA
 
 
 def test_a_contract_on_densities_judges_densities(sides):
@@ -92,7 +107,7 @@ def test_rollouts_of_one_prompt_count_together_and_unknown_prompts_are_noted(sid
     group = np.repeat(np.arange(64), 16)
     spread = np.where(group < 5, 0.5, 0.02)[:, None]
     train = np.minimum(rollout + spread * rng.standard_normal(rollout.shape), -1e-3)
-    by_prompt = CONTRACT.replace(", unit: token, limit: 0.05", ", limit: 0.03")
+    by_prompt = CONTRACT.replace(", unit: token, limit: 0.05", ", limit: 0.03").replace(FULL_LOGITS, "")
     contract = load_text(by_prompt.replace("slices: {code: {where: {task: code}}}\n", ""))
     alone = kc_otel.compare(train, rollout, contract=contract)
     assert alone.status is Status.PASS

@@ -184,7 +184,7 @@ def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(make_core, op
     assert {alert["fingerprint"] for alert in ended["alerts"]} == {alert["fingerprint"] for alert in began["alerts"]}
     assert "no longer tracked" in ended["alerts"][0]["annotations"]["description"]
     assert pagerduty_event(ended, "key")["event_action"] == "resolve"
-    assert slack_message(ended)["text"].startswith("No longer followed: policy")
+    assert slack_message(ended)["text"].startswith("No longer followed: Ended: policy")
 
 
 def test_a_contract_that_is_gone_and_cannot_be_read_stops_no_start(make_core, open_file, drift, tmp_path, caplog):

@@ -371,3 +371,6 @@ void kc_sizes_of_fold(i64 *sizes) {
     sizes[5] = LEAST_SCALE;
     sizes[6] = MOST_SCALE;
 }
+
+/* Of what the library was compiled from: `hatch_build.py` looks for it. */
+const char kc_sources[] = KC_SOURCES;

@@ -92,7 +92,8 @@ def alert_body(
     facts = _Facts(contract, message, external_url.rstrip("/"), kernel_names(kernels), done, lifting)
     edges, incident, note = message.alerts, message.incident, links_note(facts.base)
     firing = bool(message.lasting) or any(edge.fires for edge in edges)
-    following = _first_action(facts, edges) if firing else _lifting_sentence(lifting)
+    lifted = () if incident is not None and incident.broken else lifting  # a slice that is silenced, say
+    following = _first_action(facts, edges) if firing else _lifting_sentence(lifted)
     alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
     for alert in alerts:
         alert["annotations"]["description"] += f" {note}" * bool(note)

@@ -235,6 +235,11 @@ class Incident:
         return all(cell.refuted for cell in self.cells)
 
     @property
+    def loosened(self) -> bool:
+        """True if a limit that was raised, and no lower value, refutes some of it."""
+        return any(cell.loosened_to is not None for cell in self.cells)
+
+    @property
     def recovered(self) -> bool:
         """True if verdicts refuted all of it, and only a route that was ordered is left."""
         return self.state is IncidentState.BROKEN and not self.broken and self.refuted
@@ -273,7 +278,7 @@ class Incident:
             return "First data arrived" if came else "Closed before valid data arrived"
         if not self.refuted:
             return "Ended" if self.run_ended else "Closed without proof of recovery"
-        return "Closed by a changed limit" if any(cell.loosened_to is not None for cell in self.cells) else "Resolved"
+        return "Closed by a changed limit" if self.loosened else "Resolved"
 
     @property
     def _open_text(self) -> str:
@@ -288,6 +293,7 @@ class Incident:
         now = "Broken" if self.broken else "No longer measured as broken"
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
+            over = "it was closed by a changed limit" if self.refuted and self.loosened else over
             return f"{now}: {over}, and the route ordered at {at} UTC remains{unmet}"
         done = {action.kind: action.at for action in self.actions}
         if "roll-back" in done and "route" not in done:

@@ -162,6 +162,7 @@ def _waits_for(gate: OfflineGate, found: Sequence[GateFinding]) -> str:
     for worst in sorted(above, key=lambda verdict: verdict.limit - verdict.lower)[:1]:
         clause = _clause(gate.contract, worst.cell.clause)
         few = samples_needed(clause, gate.contract.observability) - worst.samples
+        few *= not any(judged.age_unknown for judged in gate.judged)  # no number makes a FAIL
         unit = clause.quantity.per if clause.quantity is not None else Unit.TOKEN
         more = f"; a FAIL requires {few:,} more {unit}{'s' * (few != 1)}" if few > 0 else ""
         far = how_far(replace(worst, status=Status.FAIL))

@@ -320,8 +320,8 @@ def judge(
             )
     unknown = {name for name, part in parts.items() if part is not None and part.age_unknown.any()}
     verdicts = tuple(
-        replace(verdict, status=Status.INCONCLUSIVE, reason=f"{verdict.reason}; {_TOGETHER_TEXT}")
-        if verdict.status is Status.FAIL and verdict.cell.slice in unknown
+        replace(verdict, status=Status.INCONCLUSIVE, reason=f"{verdict.reason.split(': ')[0]}; {_TOGETHER_TEXT}")
+        if verdict.cell.slice in unknown and (verdict.status is Status.FAIL or verdict.lower > verdict.limit)
         else verdict
         for verdict in without_windows(contract, evidence, now)
     )

@@ -20,11 +20,6 @@ def on_gpu(data: Any) -> bool:
     return is_tensor(data) and data.device.type == "cuda"
 
 
-def largest(values: Any) -> Any:
-    """Largest value along the last axis, NaN where one is."""
-    return values.amax(-1) if is_tensor(values) else values.max(-1)
-
-
 def on_host(data: Any) -> NDArray[Any]:
     """Numbers in host memory, a view where that is possible; a tensor's half precision as float32, which holds it.
 

@@ -99,7 +99,7 @@ export function showPromotions({ promotions, contracts }) {
       el("strong", {}, kernel(contracts.find((each) => each.name === one.contract), "inference", one.kernel)),
       ` ${verb}${one.status === "rolled-back" ? "" : ` ${one.position}`}, since ${clock(one.entered)}. `,
       one.seen_serving && el("strong", {}, `It was measured after that, at ${clock(one.seen_serving)}: it may still serve, or what it had answered before is measured late. `),
-      one.status === "running" && one.stage !== "full" && `${one.windows} of ${one.windows_needed} windows passed. `,
+      one.status === "running" && !["offline-ci", "full"].includes(one.stage) && `${one.windows} of ${one.windows_needed} windows passed. `,
       one.elsewhere && !left.includes(one.elsewhere) && `${one.elsewhere[0].toUpperCase()}${one.elsewhere.slice(1)}. `,
       el("span", { class: "quiet" }, left));
   })));

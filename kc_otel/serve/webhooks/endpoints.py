@@ -219,12 +219,13 @@ def pagerduty_event(body: Mapping[str, Any], routing_key: str) -> dict[str, Any]
 def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
     since = f"since {incident['since'][:16].replace('T', ' ')} UTC"
     done = [f"Done: {'; '.join(incident['done'])}."] if incident["done"] else []
-    parts = (f"{contract['name']}:", contract["impact"], f"{incident['headline']}, {since}.", *done)
-    return " ".join(filter(None, parts))
+    effect = contract["impact"] or f"{incident['state_text']}."
+    parts = (f"{contract['name']}:", effect, f"{incident['headline']}, {since}.", *done)
+    return " ".join(parts)
 
 
 _SLACK_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4", "resolved": "#2ca02c"}
-_UNPROVEN_ENDS: Final = {"Closed without proof of recovery", "Closed by a changed limit", "Ended"}
+_PROVEN_ENDS: Final = ("Resolved", "First data arrived", "No longer measured as broken: the breach is over")
 _SLACK_SECTION_CHARACTERS: Final = 3000
 _TITLE_OF_REASON: Final = {
     "reminder": "Reminder",
@@ -253,9 +254,9 @@ def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
         title += f", and {len(body['alerts']) - 1} more" * (len(body["alerts"]) > 1)
         texts = [_escaped(alert["annotations"]["description"])]
     else:
-        word = _TITLE_OF_REASON.get(contract["reason"], incident["state_text"])
         link = incident["url"], "Incident"
-        title = f"{word}: {contract['name']}: {contract['impact'] or incident['headline']}"
+        words = (_TITLE_OF_REASON.get(contract["reason"]), incident["state_text"], contract["name"])
+        title = ": ".join((*filter(None, words), contract["impact"] or incident["headline"]))
         texts = _incident_texts(contract, incident)
     links = [link, (alert["annotations"].get("runbook_url", ""), "Runbook")]
     texts.append(" · ".join(f"<{_escaped(href)}|{text}>" for href, text in links if href))
@@ -267,7 +268,7 @@ def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
     if facts := [_escaped(text) for text in (contract["evidence"], contract.get("links", "")) if text]:
         blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " ".join(facts)}]})
     severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]
-    if severity == "resolved" and incident is not None and incident["state_text"] in _UNPROVEN_ENDS:
+    if severity == "resolved" and incident is not None and not incident["state_text"].startswith(_PROVEN_ENDS):
         severity = "info"
     attachment = {"color": _SLACK_COLORS[severity], "fallback": _escaped(title), "blocks": blocks}
     return {"text": _escaped(title), "attachments": [attachment]}

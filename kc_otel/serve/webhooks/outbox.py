@@ -285,14 +285,15 @@ class Outbox:
     def undelivered(self, contract: str, incident: str) -> dict[str, tuple[float, str]]:
         """Return the messages about an incident that endpoints have not accepted: the oldest's time, and a sentence."""
         rows = self._connection.execute(
-            "SELECT endpoint, min(created), sum(state = 'waiting'), sum(state = 'parked'),"
-            " min(CASE WHEN state = 'waiting' THEN created END), sum(state = 'superseded')"
-            " FROM outbox WHERE state <> 'delivered' AND contract = ? AND instr(body, CAST(? AS BLOB)) > 0"
-            " GROUP BY endpoint ORDER BY endpoint",
+            "SELECT endpoint, min(CASE WHEN state <> 'delivered' THEN created END) AS oldest, sum(state = 'waiting'),"
+            " sum(state = 'parked'), min(CASE WHEN state = 'waiting' THEN created END), sum(state = 'superseded'),"
+            " max(CASE WHEN state = 'delivered' THEN tried END)"
+            " FROM outbox WHERE contract = ? AND instr(body, CAST(? AS BLOB)) > 0"
+            " GROUP BY endpoint HAVING oldest IS NOT NULL ORDER BY endpoint",
             (contract, f'"{incident}"'),
         )
         found: dict[str, tuple[float, str]] = {}
-        for endpoint, oldest, waiting, parked, since, superseded in rows:
+        for endpoint, oldest, waiting, parked, since, superseded, accepted in rows:
             parts = []
             if waiting:
                 parts.append(f"{_messages(waiting, endpoint, 'waits', 'wait')} since {moment(since)[:16]} UTC")
@@ -303,7 +304,8 @@ class Outbox:
                 parts.append(f"{_messages(parked, endpoint, 'was', 'were')} given up: rejected or expired")
             if superseded:
                 said = _messages(superseded, endpoint, "was", "were")
-                parts.append(f"{said} not sent: it was over before any of it was delivered")
+                later = f"; a later one was accepted at {moment(accepted)[:16]} UTC" if accepted is not None else ""
+                parts.append(f"{said} not sent: it was over before any of it was delivered{later}")
             found[endpoint] = oldest, "; ".join(parts)
         return found
 

@@ -630,6 +630,11 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is():
 
 
 def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
+    routed = Evaluator([{"on": "fail", "do": [{"route": "train-kernel"}]}])
+    routed.tick(0.0, fail("code"))
+    (incident,) = routed.tick(60.0, replace(verdict_of("PASS", slice="code"), limit=0.5, upper=0.3))
+    remains = "No longer measured as broken: it was closed by a changed limit, and the route ordered at "
+    assert incident.state_text.startswith(remains)
     ladder = [{"on": "fail", "do": ["notify"]}]
     for upper, state, said in ((0.3, "Closed by a changed limit", "is closed"), (0.001, "Resolved", "is resolved")):
         evaluator = Evaluator(ladder)

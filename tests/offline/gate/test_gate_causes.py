@@ -97,6 +97,18 @@ def test_what_a_trainer_wrote_without_versions_blames_no_kernel(run, tmp_path, p
     assert "FAIL" not in output
 
 
+def test_no_number_of_samples_is_said_to_make_a_fail_of_drift_and_staleness_together(run, tmp_path):
+    path = of_a_trainer(tmp_path, "the kernels' drift grew")
+    few = tmp_path / "policy.yaml"
+    few.write_text(CONTRACT.replace('"min_samples":100', '"min_samples":10000000'))
+    code, output = run("gate", "run", few, path, "--slice", "all")
+    assert (code, "is at least " in output) == (3, True), output
+    assert "a FAIL requires" not in output
+    assert f" samples; {TOGETHER}, because" in output
+    assert "more needed" not in output.split("NO_DATA")[0]
+    assert "a FAIL requires" in run("gate", "run", few, path, "--slice", "all", "--attribute", "lag=0")[1]
+
+
 def test_a_synchronous_trainers_files_are_held_against_the_kernels(run, tmp_path):
     path = of_a_trainer(tmp_path, "the kernels' drift grew")
     code, output = run("gate", "run", "CONTRACT", path, "--attribute", "lag=0", "--evidence", tmp_path / "evidence")

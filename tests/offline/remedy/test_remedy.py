@@ -14,6 +14,7 @@ from examples.rl_bias.policy import Policy
 from examples.rl_bias.rollouts import SEED, record
 from kc_otel.cli.remedy_command import _left, remedy_lines, remedy_sentence
 from kc_otel.contract.load import load_text
+from kc_otel.contract.words import place
 from kc_otel.judge.statistics import rounded
 from kc_otel.offline import remedy as module
 from kc_otel.offline.corrections import Correction, Rejection, Weight
@@ -134,6 +135,25 @@ def test_a_fp8_kv_cache_has_corrections_before_none_and_clauses_that_none_change
     assert [row["clause"] for row in as_data(of)["exceeded"]] == ["clip-share", "token-kl"]
 
 
+@pytest.mark.parametrize(
+    ("sequences", "share", "said"),
+    [
+        (4000, 0, "Beyond their limits, and no correction changes that: "),
+        (4000, 0.9, "Beyond their limits, and no correction changes that: "),
+        (40, 0.9, "Estimated above their limits, which this recording does not decide and no correction changes: "),
+    ],
+)
+def test_what_no_correction_changes_is_beyond_its_limit_by_its_lower_bound(rollouts, sequences, share, said):
+    """An estimate above a limit is told as one; a limit of 0 is beyond with the first token."""
+    tables = np.array([row["task"] == "tables" for row in rollouts.attributes])
+    some = rollouts.only(tables & (tables.cumsum() <= sequences))
+    above = float(np.mean(np.maximum(-np.expm1(some.train - some.inference), 0.0) > 0.1))
+    tail = f"  - {{id: tail, metric: tv_token, statistic: fraction > 0.1, limit: {share * above!r}}}\n"
+    of = remedy(some, contract(REWARD, tail, text=TABLES_ONLY))
+    assert remedy_sentence(of).startswith(f"{said}tail on ")
+    assert remedy_sentence(of).count("limits, ") == 1
+
+
 def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):
     clauses = [
         f"  - {{id: {side}, metric: advantage_drift_{side}, limit: 0.05}}\n" for side in ("positive", "negative")
@@ -227,7 +247,9 @@ def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, mo
     more = undecided.lacking["verl"]
     assert (more > 0, more % 400) == (True, 0)
     said = remedy_sentence(undecided)
-    assert f"this recording does not decide it, but at most {rounded(more):,} more sequences like these would" in said
+    assert "No correction is known to keep the contract. The closest is " in said
+    decides = f"this recording does not decide it, but at most {rounded(more):,} more sequences like these on "
+    assert decides + place(undecided.closest["verl"].worst.promise.slice) + " would" in said
     times = more // 400 + 1
     rows = (np.tile(column, times) for column in (few.train, few.inference, few.lengths))
     assert of(Recording(*rows, few.attributes * times), between).chosen["verl"] is not None

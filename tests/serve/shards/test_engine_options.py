@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,11 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         server.run([], RAY)
 
 
-def test_shards_are_shown_in_a_terminal(make_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_shown_in_a_terminal(make_core: Any, drift: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that does not answer is named, and not all is known then; without shards none is listed."""
     core = make_core()
+    core.evaluator.ingest_metrics(drift(0.0), time.time())
+    core.tick(time.time())
     client = client_of(core)
     assert client.get("/api/v1/health").json()["shards"] == []
     core.shards = (

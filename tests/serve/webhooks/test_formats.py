@@ -81,14 +81,14 @@ def test_links_that_open_nowhere_else_say_which_option_is_missing(contract, make
         assert ".;" not in json.dumps(sent("slack", encode(body)))
 
 
-def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(contract, make_verdict):
+def test_an_update_in_which_nothing_new_fires_begins_with_its_state_and_headline(contract, make_verdict):
     verdicts = [make_verdict("FAIL", slice="a"), make_verdict("FAIL", slice="b")]
     state, _, begun = begun_of(contract, verdicts)
     later = [make_verdict("PASS", slice="a"), make_verdict("FAIL", slice="b")]
     _, ended = advanced(contract, later, AT + 60, state)
     body = body_of(contract, ended, reason="update", incident=begun, lasting=1)
     event = sent("pagerduty", encode(body), key="R" * 32)
-    assert event["payload"]["summary"].startswith("policy-7b: token-tv is above its limit on ")
+    assert event["payload"]["summary"].startswith("policy-7b: Broken. token-tv is above its limit on ")
 
 
 def test_an_alert_says_since_when_its_cell_is_broken_not_since_when_its_step_fires(make_contract, make_verdict):
@@ -104,7 +104,11 @@ def test_an_alert_says_since_when_its_cell_is_broken_not_since_when_its_step_fir
 def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contract, make_verdict):
     """Its window still holds the breach; no request that anybody measures reaches the kernel."""
     _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
-    for incident, answered in ((begun, True), (replace(begun, state=IncidentState.CONTAINED), False)):
+    contained = replace(begun, state=IncidentState.CONTAINED)
+    update = encode(body_of(contract, [fired[0].resolved(AT)], reason="update", incident=contained, lasting=1))
+    assert sent("slack", update)["text"].startswith("Update: Contained: policy-7b: token-tv is above its limit on code")
+    assert ": Contained. token-tv is" in sent("pagerduty", update, key="R" * 32)["payload"]["summary"]
+    for incident, answered in ((begun, True), (contained, False)):
         body = body_of(contract, fired, incident=incident, lasting=1)
         for text in (body["kernelContract"]["impact"], body["alerts"][0]["annotations"]["description"]):
             assert text.startswith("Routers keep requests on slice code away from the kernel") is not answered
@@ -116,10 +120,19 @@ def test_only_an_end_that_is_proven_is_green_in_slack(contract, make_verdict):
     state, ended = advanced(contract, passing, AT + 60, state)
     (proven,) = follow(tick_of(contract, passing, AT + 60), [begun], state.firing)
     left = [replace(begun, state=IncidentState.RESOLVED, run_ended=run_ended) for run_ended in (False, True)]
+    raised = [replace(cell, loosened_to=0.5) for cell in proven.cells]
+    left.append(replace(proven, state=IncidentState.BROKEN, ordered_at=AT, cells=tuple(raised)))
+    left.append(replace(begun, ordered_at=AT))
     bodies = [body_of(contract, ended, reason="resolved", incident=incident) for incident in (proven, *left)]
     green, *others = (sent("slack", encode(body))["attachments"][0]["color"] for body in bodies)
+    for incident, said in ((proven, True), (begun, False)):  # begun is broken on another slice
+        body = body_of(contract, ended, reason="resolved", incident=incident, lifting=["kc-otel route resume"])
+        assert ("once the kernel is trusted again" in json.dumps(body)) is said
+    at = "2023-11-14 22:13 UTC"
     assert [body["kernelContract"]["incident"]["state_text"] for body in bodies[1:]] == [
         "Closed without proof of recovery", "Ended",
+        f"No longer measured as broken: it was closed by a changed limit, and the route ordered at {at} remains",
+        f"Broken; routing to the training kernel was ordered at {at}",
     ]  # fmt: skip
     assert green not in others
 
@@ -159,7 +172,7 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
     assert [body["notification_reason"] for body in whole] == ["firing", "update", "resolved"]
     first, update, last = (sent("slack", body) for body in bodies)
     assert first["text"] == f"Broken: {suffered}"
-    assert update["text"].startswith("Update: policy-7b: ")
+    assert update["text"].startswith("Update: Broken: policy-7b: ")
     assert last["text"] == f"Resolved: policy-7b: token-tv was above its limit {where}"
     (attachment,) = first["attachments"]
     assert f"<https://kc.example/#/incident/{begun.id}|Incident>" in json.dumps(attachment["blocks"])

@@ -156,6 +156,9 @@ def test_an_endpoint_that_was_told_nothing_of_an_incident_is_not_told_of_its_end
     said = "3 messages to pager were not sent: it was over before any of it was delivered"
     assert outbox.undelivered("a", "old") == {"pager": (0.0, said)}
     assert [message.error for message in outbox.messages(DeliveryState.SUPERSEDED)] == ["", "", "HTTP 503"]
+    outbox.answered(tell(outbox, "old", "firing"), 60.0, 204)
+    said += "; a later one was accepted at 1970-01-01 00:01 UTC"
+    assert outbox.undelivered("a", "old") == {"pager": (0.0, said)}, "what remained of it broke again"
 
 
 def test_an_end_is_told_of_what_the_outbox_has_forgotten(outbox):
