@@ -32,7 +32,7 @@ from kc_otel.client.engine_latency import EngineLatency
 from kc_otel.contract.plain_text import plain, plain_lines
 from kc_otel.contract.words import listed, moment, together
 from kc_otel.record.export_loop import ExportLoop
-from kc_otel.record.telemetry.environment import export_timeout, metric_exporters, process_resource
+from kc_otel.record.telemetry.environment import export_timeout, instance_of, metric_exporters, process_resource
 
 if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
@@ -78,7 +78,6 @@ def import_files(
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
-    from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
     from kc_otel.recordings.importers.importer import Importer, Ledger, default_ledger, unseen  # noqa: PLC0415
     from kc_otel.recordings.importers.trainer_files import files_of  # noqa: PLC0415
 
@@ -219,7 +218,6 @@ def rescore(
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
-    from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
     from kc_otel.recordings.request import SUPPORTED  # noqa: PLC0415
     from kc_otel.recordings.rescorer import RescoreError, Rescorer  # noqa: PLC0415
     from kc_otel.recordings.spool import SpoolError  # noqa: PLC0415
@@ -346,8 +344,9 @@ def scrape(
         source, exporters = EngineLatency(url), metric_exporters()
     if not exporters:
         refuse(f"OTEL_METRICS_EXPORTER={os.environ.get('OTEL_METRICS_EXPORTER')} sends nothing; set it to otlp")
+    resource = process_resource(own=instance_of(url))  # what it sent before a restart must not count again
     loop = ExportLoop(
-        source, exporters=lambda: exporters, resource=process_resource(), interval=interval, timeout=export_timeout()
+        source, exporters=lambda: exporters, resource=resource, interval=interval, timeout=export_timeout()
     )
     with stopped_by_signals() as stop:
         loop.request()

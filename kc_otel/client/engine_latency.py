@@ -35,7 +35,6 @@ class EngineLatency:
         self._families = text_string_to_metric_families
         self._url = url
         self._read = read or _over_http
-        self._first: int | None = None
         self._failed = False
 
     def collect(self, now: int) -> Sequence[sdk.Metric]:
@@ -59,9 +58,8 @@ class EngineLatency:
             _log.warning("latencies were not exported: %s", error)
 
     def _metrics(self, families: Mapping[str, Any], now: int) -> Iterator[sdk.Metric]:
-        self._first = self._first or now
         process = families.get("process_start_time_seconds")
-        start = min(int(process.samples[0].value * 1e9), now) if process and process.samples else self._first
+        start = min(int(process.samples[0].value * 1e9), now) if process and process.samples else 0  # unknown
         for theirs, name in LATENCIES.items():
             if theirs not in families:
                 continue

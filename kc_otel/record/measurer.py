@@ -65,6 +65,9 @@ _REASONS: Final = {
     "too-large": ("too-large", "raise queue_bytes"),
 }
 """Reasons of the worker -> the recorder's, and what to do about it."""
+_NAMED_WEIGHTS: Final = (
+    "of names the lag is unknown, and drift contains what the weights' age adds; pass optimizer steps"
+)
 _AHEAD_OF_TRAINER: Final = (
     "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
 )
@@ -293,7 +296,7 @@ class Measurer:
             )
             streams.batches += 1
             self.counters.prompts(streams.accumulator.take_outcomes())
-            self._add_step(streams, train if batch.tokens else None, versions)
+            self._add_step(streams, train if batch.tokens else None, inference, versions)
         self._count_failed(work.pair, batch, arrays, membership if fits or LENGTH not in self.table.asked else None)
         if batch.tokens:
             self.counters.count(batches=1, sequences=batch.sequences, tokens=batch.tokens)
@@ -333,7 +336,11 @@ class Measurer:
             on = None if membership is None else self.table.counted(membership[failed])
             self.counters.invalid(reason, failed.size, pair, why, on)
 
-    def _add_step(self, streams: PairStreams, train: Weights, versions: BatchVersions | None) -> None:
+    def _add_step(
+        self, streams: PairStreams, train: Weights, inference: Weights, versions: BatchVersions | None
+    ) -> None:
+        if None not in (train, inference) and train != inference and str in map(type, (train, inference)):
+            self.counters.noted("weights", f"weights {train!r} and {inference!r}: {_NAMED_WEIGHTS}")
         if not isinstance(train, int):
             return
         streams.step = train

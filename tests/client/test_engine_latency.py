@@ -1,7 +1,9 @@
 """An engine's own latency histograms become the `gen_ai.*` metrics that clauses on latency name."""
 
+import socket
 import time
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -68,6 +70,22 @@ def test_latencies_of_the_engine_are_judged() -> None:
     engine.restart()
     engine.serves(2.0)
     assert engine.verdict() == ("FAIL", 4000)
+
+
+def test_a_scrape_that_is_restarted_counts_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same sender of the same counts; of a page that hides the engine's start, the first one only begins."""
+    sent = []
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: nullcontext(Mock()))
+    monkeypatch.setattr(measure_commands, "ExportLoop", lambda *_, **options: sent.append(options) or Mock())
+    assert commands("scrape")(PAGE)[0] == 0
+    assert sent[0]["resource"].attributes["service.instance.id"] == f"{socket.gethostname()} {PAGE}"
+    engine = Engine()
+    engine.registry.unregister(next(iter(engine.registry._names_to_collectors.values())))
+    engine.serves(0.2, 500)
+    engine.verdict()
+    engine.source = EngineLatency(PAGE, lambda _: generate_latest(engine.registry).decode())
+    engine.serves(0.2)
+    assert engine.verdict() == ("PASS", 2000)
 
 
 def test_names_units_and_the_model_are_those_of_the_conventions() -> None:

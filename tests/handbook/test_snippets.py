@@ -56,8 +56,12 @@ RUNS = [page for page in PAGES if snippets(page, language="python") or snippets(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUNS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_runs(page: Path, workshop: Path, reader: dict[str, Any]) -> None:
-    """What it shows is done in order, in one folder: files are written, Python and `$` lines run, output compared."""
+def test_a_page_runs(page: Path, workshop: Path, reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it shows is done in order, in one folder: files are written, Python and `$` lines run, output compared.
+
+    Recorders of the page measure everything, and drop nothing.
+    """
+    monkeypatch.setattr("kc_otel.record.sampling.Sampler.takes", lambda *_: True)
     names = reader
     try:
         for snippet in snippets(page):
@@ -71,12 +75,19 @@ def test_a_page_runs(page: Path, workshop: Path, reader: dict[str, Any]) -> None
                 interpreter(snippet, names)
             elif snippet.language == "python":
                 exec(compile(snippet.text, str(snippet), "exec"), names)
+        assert [value for value in names.values() if isinstance(value, Recorder) and dropped(value)] == []
     finally:
         for value in list(names.values()):
             if isinstance(value, Recorder):
                 value.shutdown()
             elif isinstance(value, Router):
                 value.close()
+
+
+def dropped(recorder: Recorder) -> bool:
+    """Whether a recorder dropped anything, which its log names."""
+    recorder.force_flush()
+    return bool(recorder.stats().dropped)
 
 
 def interpreter(snippet: Snippet, names: dict[str, Any]) -> None:

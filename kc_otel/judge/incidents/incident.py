@@ -12,6 +12,7 @@ from typing import Final, Literal
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import (
     MEASURED_LATER,
+    NO_REPORT,
     RUN_ENDED,
     dilution,
     interval,
@@ -301,8 +302,9 @@ class Incident:
 
     @property
     def _waited_for(self) -> bool:
-        """True if no kernel has reported the cells yet."""
-        return self.on == "no-data" and not self.kernel_inference
+        """True if no kernel has reported the cells yet, and no server that names none has fallen silent."""
+        silent = any(cell.reason.startswith(NO_REPORT) for cell in self.cells)
+        return self.on == "no-data" and not self.kernel_inference and not silent
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -421,7 +423,10 @@ class Incident:
     @property
     def extents(self) -> tuple[tuple[str, str], ...]:
         """(clause, how bad it is where it is worst), the worst clause first."""
-        worst = {cell.clause: cell for cell in reversed(self.current)}
+        rising = list(reversed(self.current))
+        if self.on == "invalid-input":  # most sequences
+            rising.sort(key=lambda cell: cell.estimate or 0.0)
+        worst = {cell.clause: cell for cell in rising}
         causes = {cell.clause: cell.cause for cell in self.current if cell.cause}
         return tuple(
             (clause, "; ".join(filter(None, (_extent(worst[clause], self.on), causes.get(clause, "")))))

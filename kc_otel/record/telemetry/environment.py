@@ -57,9 +57,10 @@ def process_resource(taken: Container[str] = (), own: Mapping[str, str] | None =
     return resource
 
 
-def instance_of(source: Path) -> dict[str, str]:
-    """Return the identity of the one reader of a file: after a restart it is the same recorder."""
-    return {SERVICE_INSTANCE_ID: f"{socket.gethostname()}{source.resolve()}"}
+def instance_of(source: Path | str) -> dict[str, str]:
+    """Return the identity of the one reader of a file, or of a page's URL: after a restart it is the same recorder."""
+    place = source.resolve() if isinstance(source, Path) else f" {source}"
+    return {SERVICE_INSTANCE_ID: f"{socket.gethostname()}{place}"}
 
 
 def resource_of_run(system: str, algorithm: str | None, model: str | None) -> dict[str, str]:

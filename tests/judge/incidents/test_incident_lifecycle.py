@@ -256,6 +256,11 @@ def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
     (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
     said = "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
     assert incident.extents[0][1].startswith(said)
+    counts = {"code": 34.0, "prose": 30.0, "all": 64.0}
+    cells = (
+        replace(incident.cells[0], slice=name, estimate=count, reason=f"{count:g}") for name, count in counts.items()
+    )
+    assert replace(incident, cells=tuple(cells)).extents == (("input", "64"),), "those of all slices"
     evaluator = Evaluator(QUIET)
     evaluator.tick(0.0, RUN_ENDED)
     (incident,) = evaluator.tick(10.0, RUN_ENDED, verdict_of("NO_DATA", slice="prose"))
@@ -536,6 +541,19 @@ def test_the_wait_for_first_data_says_whether_they_came():
         (incident,) = evaluator.tick(60.0, *last)
         assert (waiting.state_text, incident.state_text) == ("Waiting for first data", said)
         assert incident.state is IncidentState.RESOLVED
+
+
+def test_a_server_that_names_no_kernel_and_fell_silent_is_not_waited_for():
+    """Its latencies were judged before, whatever else has never been reported."""
+    evaluator = Evaluator([{"on": "no-data", "do": ["notify"]}])
+    nameless = [verdict_of("NO_DATA", clause=name) for name in ("ttft", "tv")]
+    nameless = [replace(row, cell=row.cell._replace(kernel_train="", kernel_inference="")) for row in nameless]
+    silent = replace(nameless[0], reason="no report for 51s (heartbeat 12s): its exports do not arrive")
+    (incident,) = evaluator.tick(0.0, silent, replace(nameless[1], observed=False))
+    assert (incident.state_text, incident.headline.split(" on ")[0]) == ("No data", "No data for ttft and tv")
+    passes = [replace(verdict_of("PASS", clause=row.cell.clause), cell=row.cell) for row in nameless]
+    (incident,) = evaluator.tick(60.0, *passes)
+    assert incident.state_text == "Resolved"
 
 
 def test_what_was_done_says_whether_it_holds():

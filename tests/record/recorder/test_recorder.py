@@ -464,6 +464,20 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
     assert recorder.stats().invalid == {"no_tokens": 5}
 
 
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [(("step-9", "step-8"), 1), (("step-9", 8), 1), (("a", "a"), 0), ((9, 8), 0), ((9, None), 0), (("9", "8"), 0)],
+)
+def test_weights_of_different_names_are_said_to_be_of_unknown_age(recorders, logprobs, caplog, weights, said):
+    """Their drift holds what the age of the weights adds; steps are numbers, also as text."""
+    recorder = recorders()
+    for _ in range(2):
+        recorder.compare(*logprobs(2, 40), weights=weights)
+    assert recorder.force_flush()
+    assert len([message for message in caplog.messages if "of names the lag is unknown" in message]) == said
+    assert recorder.stats().sequences == 4
+
+
 def test_sides_with_the_same_numbers_are_said_once_and_measured(recorders, caplog):
     """A trainer that hands the sampler's numbers over as its own passes every limit; a few equal numbers are chance."""
     full = -np.random.default_rng(5).exponential(1.0, (8, 200)) - 0.1
