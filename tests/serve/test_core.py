@@ -229,7 +229,7 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(make_cor
     core.metrics(drift(0.3))
     real, calls = core.evaluator.evaluate, list[float]()
 
-    def evaluate(now: float) -> Any:
+    def evaluate(now: float, *_: Any) -> Any:
         calls.append(now)
         if len(calls) < 4:
             raise OverflowError("intermediate overflow in fsum")

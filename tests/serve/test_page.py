@@ -97,7 +97,7 @@ def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(client, c
     people_orders.lift(core, "route", "policy", None, "ada", "patched", now)
     judged = core.evaluator.evaluate(now)["policy"].verdicts
     passing = tuple(replace(verdict, status=Status.PASS) for verdict in judged)
-    monkeypatch.setattr(core.evaluator, "evaluate", lambda at: {"policy": Evaluation(at, passing)})
+    monkeypatch.setattr(core.evaluator, "evaluate", lambda at, *_: {"policy": Evaluation(at, passing)})
     core.tick(now + 60)
     over = client.get(f"/api/v1/incidents/{listed['id']}").json()
     assert (over["state"], over["until"], over["headline"]) == (
