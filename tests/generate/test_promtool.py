@@ -267,7 +267,7 @@ def test_each_alert_fires_and_clears_in_time(passes, policy, rules):
 
 @pytest.mark.slow
 def test_the_alert_of_a_contained_breach_says_that_requests_are_kept_away(passes, policy, rules):
-    """Also once the verdict is no longer FAIL, for nothing is measured; two evaluators have to agree, of these kernels."""
+    """Also once the verdict is NO_DATA, as nothing is measured; two evaluators have to agree, of these kernels."""
     clause = next(clause for clause in policy.clauses if clause.id == "token-tv")
     steps = [alert for alert in alert_steps(policy) if alert.clause is clause and alert.step.on == "fail"]
     ready = max(alert.step.after for alert in steps) + STEP

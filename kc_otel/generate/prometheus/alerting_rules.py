@@ -86,7 +86,9 @@ def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites
 
     def choose(now: str, held: str, contained: str) -> str:
         text = f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}"
-        return f"{{{{ with {_contained(alert)} }}}}{contained}{{{{ else }}}}{text}{{{{ end }}}}" if source.lives else text
+        if source.lives:
+            text = f"{{{{ with {_contained(alert)} }}}}{contained}{{{{ else }}}}{text}{{{{ end }}}}"
+        return text
 
     texts = annotation_texts(
         alert,
