@@ -59,7 +59,7 @@ def test_demo_tells_the_whole_story_and_leaves_nothing_behind(demo_weights):
         "webhook, signature verified: firing",
         "route: tables are served by the training kernel",
         "webhook, signature verified: resolved",
-        "recovered",
+        "int8 is contained, not repaired",
     )
     passes, fails, fires, routed, resolved, recovered = (told_again.index(moment) for moment in moments)
     assert passes < fails < fires < resolved < recovered, told_again
