@@ -522,7 +522,7 @@ def _in_words(
         text = f"routing {where} to the training kernel was ordered"
         if routes and not held:
             text += f", but {routes[0].outdated}"
-        elif held and incident.state is IncidentState.BROKEN and incident.ordered_at is not None:
+        elif held and incident.state is IncidentState.BROKEN:
             text += f", but {incident.unmet}" * bool(incident.unmet)
         return text, held
     asked = {

@@ -316,6 +316,7 @@ def _settled(incident: Incident, tick: Tick) -> Incident:
     if len(given) < len(orders):
         why, ordered_at = _overridden(tick.table, incident, orders.keys() - given)
         incident = replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
+        why = why or (_contained(incident, given, tick).unmet if given else "")
         return replace(incident, ordered_at=ordered_at, unmet=why)
     incident = _contained(incident, given, tick)
     unheld = incident.state is not IncidentState.CONTAINED and not (slices or routed)

@@ -401,6 +401,16 @@ def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is():
     assert states == ["Contained", f"{order} {UNTAKEN}", f"{order} {recent}", "Contained"]
 
 
+def test_a_route_that_no_router_applied_is_told_so_while_another_slice_without_an_order_is_broken_too():
+    evaluator = Evaluator([ROUTING[0] | {"for": "1m"}])
+    evaluator.traffic = TrafficSeen()
+    for now, verdicts in ((0.0, [fail("code")]), (60.0, [fail("code")]), (61.0, [fail("code"), fail("all")])):
+        (incident,) = evaluator.tick(now, *verdicts)
+    assert (incident.state_text, incident.ordered_at) == ("Broken", None)
+    (route, *_) = (action for action in actions_taken(incident, evaluator.table) if action.kind == "route")
+    assert route.text == f"routing code to the training kernel was ordered, but {UNTAKEN}"
+
+
 def test_a_later_pin_does_not_move_the_order_of_an_incident():
     evaluator = Evaluator(ROUTING)
     evaluator.traffic = TrafficSeen()
