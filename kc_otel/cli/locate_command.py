@@ -122,10 +122,14 @@ def run(
         from kc_otel.diagnose.captures import is_capture  # noqa: PLC0415 - torch
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
-        given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
+        captured = is_capture(Path(infer))
+        given = read_sequences(sequences, contract=promise, slice=slice, most=sys.maxsize if captured else limit)
         arguments = settings_of("--engine", engine or ())
-        if is_capture(Path(train)) or is_capture(Path(infer)):
+        if captured or is_capture(Path(train)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
+            if slice != ALL and is_capture(Path(sequences)):
+                unsliced = f"captures do not say which slice a sequence is of: all of them are taken for {slice}"
+                located = replace(located, notes=(*located.notes, unsliced))
         else:
             from kc_otel.diagnose.above_noise import enough_sequences  # noqa: PLC0415
             from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from  # noqa: PLC0415
@@ -272,6 +276,11 @@ def _of_captures(
         return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=options)))
 
     inference = side(infer, contract.kernels.inference, given, None)
+    if slice != ALL:
+        wanted = {of.token_ids for of in given}
+        kept = (of for of in inference.sequences if any(of.token_ids[: len(ids)] == ids for ids in wanted))
+        if not (inference := replace(inference, sequences=tuple(kept))).sequences:
+            raise ValueError(f"{infer}: has none of the sequences of {slice} in --sequences; capture these")
     tokens = [TokenSequence(of.token_ids, of.prompt_tokens, {}, of.messages) for of in inference.sequences]
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
