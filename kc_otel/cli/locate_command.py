@@ -206,8 +206,9 @@ def operators(
     """Compare single operators of both kernels over shapes and dtypes.
 
     Prints the largest absolute and relative difference, ULP, cosine, and whether the result depends on the batch. The
-    file is a Python program and is run. Exits with 1 when a clause of the contract fails or one side alone is not
-    finite, with 2 when the file, one of its operators or the contract cannot be used.
+    file is a Python program and is run. Exits with 1 when a clause of the contract fails or rows are not finite, with 2
+    when the file, one of its operators or the contract cannot be used, with 3 when a verdict is undecided, or there is
+    none.
 
     Examples:
       kc-otel locate operators examples/operators/comparisons.py:comparisons
@@ -232,6 +233,8 @@ def operators(
     show(_case_lines(reports, verdicts, left_out), json_of(reports, verdicts, left_out), as_json=as_json)
     if any(verdict.status == "FAIL" for verdict in verdicts) or any(report.not_finite for report in reports):
         raise typer.Exit(1)
+    if promise is not None and not (verdicts and all(verdict.status == "PASS" for verdict in verdicts)):
+        raise typer.Exit(3)
 
 
 def _follow(contract: str, options: Sequence[str], url: str, by: str | None, budget: float) -> None:
@@ -336,8 +339,8 @@ def _case_lines(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left
         lines += [f"{report.operator}  {report.case}{output}", row(cells_of(report))]
     for report in reports:
         if report.not_finite:
-            said = f"{report.operator}  {report.case}: {report.not_finite:,} rows are NaN or infinite on one side alone"
-            lines.append(f"{said}; they are not judged")
+            said = f"{report.not_finite:,} rows are NaN, or infinite on one side alone; they are not judged"
+            lines.append(f"{report.operator}  {report.case}: {said}")
     if verdicts or left_out:
         judged = [(str(found.status), found.cell.clause, found.cell.slice, found.reason) for found in verdicts]
         lines += ["", "Verdicts", *table_lines(("verdict", "clause", "slice", "why"), judged)]
