@@ -24,7 +24,7 @@ from kc_otel.diagnose.captures import (
     read_capture,
     relative_error,
 )
-from kc_otel.diagnose.kernel_sources import capture_kernel
+from kc_otel.diagnose.kernel_sources import capture_kernel, torch_kernel_from
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
@@ -126,6 +126,8 @@ def test_a_changed_capture_is_refused(tmp_path):
     (tmp_path / "c.capture").write_bytes(b"no zip")
     with pytest.raises(ValueError, match="is no sealed capture"):
         read_capture(tmp_path / "c.capture")
+    with pytest.raises(ValueError, match=r"c\.capture: is neither a whole capture, nor"):
+        torch_kernel_from(str(tmp_path / "c.capture"), CONTRACT.kernels.train)
 
 
 @pytest.mark.slow
