@@ -310,8 +310,8 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
     judged = sum(count for outcome, count in points.items() if outcome in _JUDGED_OUTCOMES)
     if not taken:
         yield _error(
-            "before this check, the evaluator accepted no OTLP request since it started",
-            "start the recorder's process; its OTEL_EXPORTER_OTLP_ENDPOINT is an OTLP port of `kc-otel serve`",
+            "the evaluator had accepted no OTLP request before this check",
+            "start the recorder's process, with OTEL_EXPORTER_OTLP_ENDPOINT set to an OTLP port of `kc-otel serve`",
         )
     elif not served:
         yield _error(

@@ -2,9 +2,10 @@
 
 A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current: those whose newest
 observation is less than a short window older than that of any pair, so that a version that was rolled out takes the
-place of the one before. Current pairs that fell silent stay while all of them are silent, or while a breach is held
-against them and they were not replaced: then they are NO_DATA. So is a slice on which no current pair has
-observations, for a few pairs: whoever invents kernels would have a cell for each of them on every slice.
+place of the one before. Current pairs that fell silent stay while all of them are silent, while a breach is held
+against them and they were not replaced, or while a canary gives them requests: then they are NO_DATA. So is a slice on
+which no current pair has observations, for a few pairs: whoever invents kernels would have a cell for each of them on
+every slice.
 
 Input that is no sample of two kernels' scores makes INVALID INPUT of its cells. Over tokens sampled from Q, E_Q[P/Q] <=
 1: where the ratios of a short window have a mean that is surely larger (a bet on each window anew, at 1e6 to 1), they

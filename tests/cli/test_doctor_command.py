@@ -190,7 +190,7 @@ def test_an_evaluator_that_nothing_reaches(running: Callable[..., Running]) -> N
     found = errors(iter(running().findings()))
     assert found[:2] == [
         "nothing has been judged yet: the log of the evaluator may say why",
-        "before this check, the evaluator accepted no OTLP request since it started",
+        "the evaluator had accepted no OTLP request before this check",
     ]
 
 
