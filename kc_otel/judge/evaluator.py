@@ -249,7 +249,7 @@ class Evaluator:
     def evaluate(self, now: float, table: DecisionTable | None = None) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.
 
-        A version that a canary of the table gives requests, or leaves the others, is missed when it falls silent.
+        While a canary of the table runs, a version that has a share of the requests is missed when it falls silent.
         A cell that cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
         """
         if self._listening is not None:  # also when the clock went back
