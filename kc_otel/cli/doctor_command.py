@@ -25,7 +25,7 @@ from kc_otel.contract.load import load, load_all
 from kc_otel.contract.measuring_paths import Finding, MeasuringPath, left_open
 from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import listed
+from kc_otel.contract.words import NO_REPORT, listed
 from kc_otel.judge.point_streams import OUTCOME_SENTENCES
 
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
@@ -310,8 +310,8 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
     judged = sum(count for outcome, count in points.items() if outcome in _JUDGED_OUTCOMES)
     if not taken:
         yield _error(
-            "before this check, the evaluator accepted no OTLP request since it started",
-            "start the recorder's process; its OTEL_EXPORTER_OTLP_ENDPOINT is an OTLP port of `kc-otel serve`",
+            "the evaluator had accepted no OTLP request before this check",
+            "start the recorder's process, with OTEL_EXPORTER_OTLP_ENDPOINT set to an OTLP port of `kc-otel serve`",
         )
     elif not served:
         yield _error(
@@ -369,7 +369,8 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
             matched = (verdict["observed"] or verdict["status"] == "INVALID_INPUT" for verdict in there)
             if own and not any(matched):
                 asked = ", ".join(f"{name}: {value}" for name, value in where.items())
-                why = next((why for verdict in there if (why := verdict["reason"].partition("; ")[2])), "")
+                reasons = (verdict["reason"] for verdict in there if not verdict["reason"].startswith(NO_REPORT))
+                why = next((why for reason in reasons if (why := reason.partition("; ")[2])), "")
                 yield _warning(
                     f"{contract['name']}: slice {slice} never matched ({asked})",
                     why

@@ -21,7 +21,7 @@ from kc_otel.recordings.recording_files import load_recording
 _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
 _EXCEEDED: Final = {
     True: "Beyond their limits, and no correction changes that: {}. Remove the cause, or change the kernel.",
-    False: "Estimated above their limits, which this recording does not decide and no correction changes: {}.",
+    False: "Estimated above their limits; this recording does not decide it, and no correction changes it: {}.",
 }
 """Said of cells, by whether their lower bounds exceed the limit."""
 
@@ -44,7 +44,7 @@ def remedy(
     Tries every truncation, mask and rejection rule that a trainer has, over a grid of thresholds. Prints the remaining
     bias, the variance, the effective sample size and the share dropped, by slice and sign of the advantage.
     Exits with 0 if a trainer has a correction that keeps the contract; 1 if none is known to keep it, or if a limit
-    that no correction changes is exceeded, be it by an estimate alone; 2 if an argument cannot be used.
+    that no correction changes is exceeded, even if only by an estimate; 2 if an argument cannot be used.
 
     Examples:
       kc-otel remedy rollouts.npz --contract policy.yaml

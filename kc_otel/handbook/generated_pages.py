@@ -142,13 +142,13 @@ def python_page() -> Iterable[str]:
     import griffe  # noqa: PLC0415 - of the tools that build the handbook
 
     parts: list[str] = []
+    options: Any = {"returns_multiple_items": False}
+    root, docstrings = FOLDER.parents[2], {"docstring_parser": "google", "docstring_options": options}
+    loaded = griffe.load("kc_otel", search_paths=[root], **docstrings).modules_collection
     for package, title in PYTHON_PACKAGES.items():
         parts.append(f"## {title}")
         for name in _modules(package):
-            options: Any = {"returns_multiple_items": False}
-            module = griffe.load(
-                name, search_paths=[FOLDER.parents[2]], docstring_parser="google", docstring_options=options
-            )
+            module = loaded[name]
             parts += [f"### `{name}`", *_docstring(module)]
             for member in module.exports or ():  # engines find the others by an entry point
                 found = module[str(member)]

@@ -2,9 +2,10 @@
 
 A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current: those whose newest
 observation is less than a short window older than that of any pair, so that a version that was rolled out takes the
-place of the one before. Current pairs that fell silent stay while all of them are silent, or while a breach is held
-against them and they were not replaced: then they are NO_DATA. So is a slice on which no current pair has
-observations, for a few pairs: whoever invents kernels would have a cell for each of them on every slice.
+place of the one before. Current pairs that fell silent stay while all of them are silent, while a breach is held
+against them and they were not replaced, or while a canary gives them requests: then they are NO_DATA. So is a slice on
+which no current pair has observations, for a few pairs: whoever invents kernels would have a cell for each of them on
+every slice.
 
 Input that is no sample of two kernels' scores makes INVALID INPUT of its cells. Over tokens sampled from Q, E_Q[P/Q] <=
 1: where the ratios of a short window have a mean that is surely larger (a bet on each window anew, at 1e6 to 1), they
@@ -47,6 +48,7 @@ _LIMIT_STALE: Final = (
 )
 _MAX_EMPTY_PAIRS: Final = 8
 """Pairs that have a cell on a slice on which none has observations."""
+_SHARES: Final = "a canary divides the requests among them"
 _MAX_LISTED_OPERATORS: Final = 5
 _OF_SAMPLES: Final = frozenset({Origin.LOGPROBS, Origin.ADVANTAGES, Origin.REWARDS, Origin.TRUNCATION})
 _MAX_FAILING_SHARE: Final = 0.01
@@ -73,7 +75,7 @@ class Current(NamedTuple):
     silence: Mapping[Pair, str]
     """Why there is nothing to judge, by pair; empty if there is."""
     fallen: Mapping[Pair, str]
-    """Pairs that fell silent beside others while their promise was broken, and since when, in words."""
+    """Pairs that fell silent while their promise was broken or a canary divides requests, and since when, in words."""
     waits: Mapping[Pair, str]
     """Pairs of which each recorder shut down cleanly, and when the next report is due, in words."""
     untimely: str
@@ -242,7 +244,8 @@ def _current(
         said = f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}"
         return {NO_PAIR}, {NO_PAIR: said}, {}
     latest = max(newest.values()) - state.contract.observability.window
-    current = {pair for pair, time in newest.items() if time > latest or pair[1] in state.in_canary}
+    sharers = state.sharers(metric)
+    current = {pair for pair, time in newest.items() if time > latest or pair in sharers}
     silent = {pair: quiet for pair in current if (quiet := silence.of(pair)) is not None}
     if not silent:
         return current, {}, {}
@@ -252,7 +255,7 @@ def _current(
         fallen = {
             pair: f"{_silence(state, pair, quiet)}; others report, and {why}"
             for pair, quiet in silent.items()
-            if (why := _why_missed(state, clause, pair, alive))
+            if (why := _SHARES if pair in sharers else _was_in_breach(state, clause, pair, alive))
         }
         return alive | fallen.keys(), {}, fallen
     elsewhere = sum(
@@ -262,7 +265,8 @@ def _current(
     if elsewhere:
         report = "pair of kernel versions reports" if elsewhere == 1 else "pairs of kernel versions report"
         replaced = f"; {elsewhere} other {report}: were these replaced?"
-    return current, {pair: _silence(state, pair, quiet) + replaced for pair, quiet in silent.items()}, {}
+    absence = {pair: _silence(state, pair, quiet) + replaced for pair, quiet in silent.items()}
+    return current, absence, {pair: absence[pair] for pair in sharers}
 
 
 def _silence(state: ContractState, pair: Pair, quiet: float) -> str:
@@ -337,10 +341,8 @@ def _and_others(found: Counter[str]) -> str:
     return f" and {others:,} for other reasons" if others else ""
 
 
-def _why_missed(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> str:
-    """Say why a pair that fell silent beside others is missed, as a clause; empty for one that others have replaced."""
-    if pair[1] in state.in_canary:
-        return "it is in canary"
+def _was_in_breach(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> str:
+    """Say that a pair which fell silent beside others was in breach; empty if not, or where they have replaced it."""
     if not any(cell.clause == clause.id and cell.pair == pair for cell in state.evidence.alarmed):
         return ""
     mine = state.heard.get(pair)  # a replaced pair ended before the others began

@@ -103,7 +103,7 @@ class ContractState:
         self.events: Counter[str] = Counter()
         self.observed: Sequence[SeriesKey] = ()
         self.clock = 0.0
-        self.in_canary: Collection[str] = ()  # versions of the inference kernel that a promotion gives requests
+        self.sharing: Collection[str] = ()  # versions of the inference kernel among which a canary divides requests
         self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
         self._evicted_at = 0.0
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
@@ -427,7 +427,7 @@ class ContractState:
         gone = [
             key
             for key, series in self.series.items()
-            if series.newest < silent and key.kernel_inference not in self.in_canary
+            if series.newest < silent and key.pair not in self.sharers(key.metric)
         ]
         self._forget(gone)
         alive = self._table.metrics() | self._limited_metrics
@@ -439,6 +439,11 @@ class ContractState:
             in_use = {key.pair for key in self.series} | {pair for pairs in self.newest.values() for pair in pairs}
             for pair in quiet - in_use:
                 del self.heard[pair]
+
+    def sharers(self, metric: str) -> Collection[Pair]:
+        """The latest pair of each version that has a share of the requests: none has replaced it."""
+        newest = self.newest.get(metric, {})
+        return {pair[1]: pair for pair in sorted(newest, key=newest.__getitem__) if pair[1] in self.sharing}.values()
 
     def has_room_for(self, streams: int, count: int, now: float) -> bool:
         """Return True if so many streams more, with so many observations, may be taken together at `now`."""

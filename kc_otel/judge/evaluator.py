@@ -22,7 +22,7 @@ from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.cells import sampling_notes, too_many
 from kc_otel.judge.columns.message_streams import MessageStreams
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.decisions import Canary
+from kc_otel.judge.decisions import DecisionTable, sharing
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, missing
@@ -246,17 +246,17 @@ class Evaluator:
         heard = rejected or any(counts[outcome] for outcome in _REPORTED_OUTCOMES)
         return ExportResult(rejected, "; ".join(list(messages)[:_MAX_REASONS]) + more if heard else "")
 
-    def evaluate(self, now: float, canaries: Iterable[Canary] = ()) -> dict[str, Evaluation]:
+    def evaluate(self, now: float, table: DecisionTable | None = None) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.
 
-        A version that one of the canaries gives requests is missed when it falls silent: no other has replaced it.
+        While a canary of the table runs, a version that has a share of the requests is missed when it falls silent.
         A cell that cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
         """
         if self._listening is not None:  # also when the clock went back
             self._listening = self._listening._replace(since=min(self._listening.since, now))
         self.judged_at = now
         for name, state in self.states.items():
-            state.in_canary = {share.version for share in canaries if share.contract == name and share.weight > 0.0}
+            state.sharing = () if table is None else sharing(table, name)
         with without_collector():
             return {
                 name: Evaluation(now, self._verdicts_of(state, now), dict(self.steps[name]), self._causes(state, now))

@@ -309,14 +309,14 @@ observability:
   heartbeat: 60s
 escalation:
   # Any clause: notify{closer}.
-  - {{on: fail, severity: warning, do: {warning}}}
+  - {{on: fail, severity: warning, do: [notify{more}]}}
   # {what}: {done}page.
   - {{on: fail, for: 2m, clear_for: 10m, severity: critical,
-     do: {first},
+     do: [{first}{{webhook: pager}}],
      clauses: {critical}}}
   # After half an hour: {ends}.
   - {{on: fail, for: 30m, clear_for: 10m, severity: critical,
-     do: {later},
+     do: [{later}, hold-promotion],
      clauses: {critical}}}
   # Neither silence nor unusable input is a PASS.
   - {{on: no-data, for: 3m, severity: warning, do: [notify, hold-promotion]}}
@@ -336,6 +336,7 @@ _DONE: Final = {
     "quarantine-rollouts": "leave its rollouts out of the loss, and ",
     "resync-weights": "send the weights again, and ",
     "halt": "stop training",
+    "notify": "notify again, and hold promotions",
 }
 """Comments on the actions of the critical steps."""
 
@@ -345,17 +346,16 @@ def _actions(draft: Draft, clauses: Sequence[DraftClause]) -> dict[str, str]:
     able = OBEYED.get(draft.data, ("route",) if draft.data is MeasuringPath.VLLM else ("sample-more", "route"))
     asked = [clause.clause for clause in clauses if not clause.explains]
     acts = [name for name in able if name != "quarantine-rollouts" or any(map(judgeable, asked))]
-    more, halts = "sample-more" in acts, "halt" in acts
+    more, later = "sample-more" in acts, "halt" if "halt" in acts else "notify"
     first = [name for name in acts if name not in {"sample-more", "halt"}]
-    written = ["{route: train-kernel}" if name == "route" else name for name in first]
     return {
-        "sampling": "  # sample-more raises it to 1" if more else "",
-        "closer": ", and measure more" if more else "",
-        "warning": "[notify, sample-more]" if more else "[notify]",
+        "sampling": "  # sample-more raises it to 1" * more,
+        "closer": ", and measure more" * more,
+        "more": ", sample-more" * more,
         "done": _DONE[first[0]] if first else "",
-        "first": f"[{', '.join([*written, '{webhook: pager}'])}]",
-        "ends": _DONE["halt"] if halts else "notify again, and hold promotions",
-        "later": "[halt, hold-promotion]" if halts else "[notify, hold-promotion]",
+        "first": "".join("{route: train-kernel}, " if name == "route" else f"{name}, " for name in first),
+        "ends": _DONE[later],
+        "later": later,
     }
 
 

@@ -65,9 +65,6 @@ _REASONS: Final = {
     "too-large": ("too-large", "raise queue_bytes"),
 }
 """Reasons of the worker -> the recorder's, and what to do about it."""
-_NAMED_WEIGHTS: Final = (
-    "of names the lag is unknown, and drift contains what the weights' age adds; pass optimizer steps"
-)
 _AHEAD_OF_TRAINER: Final = (
     "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
 )
@@ -340,7 +337,8 @@ class Measurer:
         self, streams: PairStreams, train: Weights, inference: Weights, versions: BatchVersions | None
     ) -> None:
         if None not in (train, inference) and train != inference and str in map(type, (train, inference)):
-            self.counters.noted("weights", f"weights {train!r} and {inference!r}: {_NAMED_WEIGHTS}")
+            said = f"weights {train!r} and {inference!r} are names: the lag is unknown, and drift includes staleness"
+            self.counters.noted("weights", f"{said}; pass optimizer steps")
         if not isinstance(train, int):
             return
         streams.step = train

@@ -231,7 +231,7 @@ class Core:
         """Run a tick's transaction."""
         if now < self.evaluator.judged_at:
             self._set_back(now, self.evaluator.judged_at + _BETWEEN_TICKS)
-        evaluations = self.evaluator.evaluate(now, self.decisions.canaries)
+        evaluations = self.evaluator.evaluate(now, self.decisions)
         with unit_of_work(self.connection) as unit:
             state = self.escalation
             for name, evaluation in evaluations.items():

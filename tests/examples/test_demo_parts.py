@@ -74,6 +74,7 @@ def test_demo_tells_the_whole_story_and_leaves_nothing_behind(demo_weights):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_demo_without_the_fault_is_quiet(demo_weights):
     with _demo(demo_weights, "--no-fault") as process:
         told = process.stdout.read()

@@ -341,7 +341,7 @@ TAMPERED: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=3 * settings().max_examples)
 @given(
     st.lists(
         st.tuples(

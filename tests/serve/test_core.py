@@ -184,9 +184,11 @@ def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(make_core, op
     assert ended["groupKey"] == began["groupKey"]
     assert {alert["fingerprint"] for alert in ended["alerts"]} == {alert["fingerprint"] for alert in began["alerts"]}
     assert "no longer tracked" in ended["alerts"][0]["annotations"]["description"]
-    assert pagerduty_event(ended, "key")["event_action"] == "resolve"
+    event = pagerduty_event(ended, "key")
+    assert (event["event_action"], event["dedup_key"]) == ("trigger", pagerduty_event(began, "key")["dedup_key"])
     why = "is no longer watched: the contract was removed, or a dry run of it began or ended"
-    assert all(alert["annotations"]["summary"].endswith(why) for alert in ended["alerts"])
+    said = [event["payload"]["summary"], *(alert["annotations"]["summary"] for alert in ended["alerts"])]
+    assert all(text.endswith(why) for text in said)
     assert slack_message(ended)["text"].startswith("No longer followed: Ended: policy")
 
 

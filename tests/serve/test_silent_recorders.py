@@ -18,7 +18,7 @@ from kc_otel.serve.people_orders import pin, silence
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
 from tests.tools.api import client_of, route_kept
-from tests.tools.fleet import SLICED, STEP, TEXT, closed_by_a_person, rolled_back_by_a_person, shut_down
+from tests.tools.fleet import SLICED, STEP, TEXT, Fleet, closed_by_a_person, rolled_back_by_a_person, shut_down
 
 pytestmark = pytest.mark.slow
 
@@ -683,22 +683,55 @@ def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one
     assert promotions.of("policy", version).position.stage is Stage.CANARY
 
 
-def test_a_canary_whose_only_recorder_died_is_missed_beside_the_full_version(make_fleet):
-    """It may go on serving its share: it is no version that another has replaced, until it is held or rolled back."""
+TRIED = "c" * 12
+
+
+@pytest.fixture
+def fleet_with_canary(make_fleet):
+    """A version that was promoted and one in canary, each measured by a recorder of its own."""
     fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 30s, do: [{webhook: pager}]")
-    tried, canary = "c" * 12, Sender(instance="canary", inference="c" * 12, start=fleet.now)
+    fleet.senders["canary"] = Sender(instance="canary", inference=TRIED, start=fleet.now)
+    fleet.feed(60, lambda: both(fleet))
+    for version, stage in (("b" * 12, Stage.FULL), (TRIED, Stage.CANARY)):
+        fleet.core.promotions.tell("policy", version, "force", "ada", "hurry", fleet.now, stage=stage, start=True)
+    fleet.feed(60, lambda: both(fleet))
+    return fleet
 
-    def both() -> list[ExportMetricsServiceRequest]:
-        return [fleet.report(canary, 0.001, version=tried), fleet.reported("healthy", 0.001)]
 
-    fleet.feed(60, both)
-    fleet.core.promotions.tell("policy", tried, "force", "ada", "hurry", fleet.now, stage=Stage.CANARY, start=True)
-    fleet.feed(60, both)
-    assert fleet.run(600, healthy=0.001) == [IncidentState.BROKEN]
+def both(fleet: Fleet, **other: Sender) -> list[ExportMetricsServiceRequest]:
+    canary, promoted = other.get("canary", fleet.senders["canary"]), other.get("healthy", fleet.senders["healthy"])
+    return [fleet.report(canary, 0.001, version=TRIED), fleet.report(promoted, 0.001)]
+
+
+def statuses(fleet: Fleet) -> dict[tuple[str, str], Status]:
+    return {verdict.cell.pair: verdict.status for verdict, _ in fleet.core.history.cells()}
+
+
+@pytest.mark.parametrize("dead", [0, 1], ids=["canary", "promoted"])
+def test_a_recorder_that_died_is_missed_while_a_canary_runs(fleet_with_canary, dead):
+    """Its version may go on serving its share: no other has replaced it, until the canary is rolled back."""
+    fleet, pairs = fleet_with_canary, [("a" * 12, TRIED), ("a" * 12, "b" * 12)]
+    fleet.feed(600, lambda: [both(fleet)[1 - dead]])
     fleet.restart()
-    assert fleet.run(60, healthy=0.001) == [IncidentState.BROKEN]
-    statuses = {verdict.cell.kernel_inference: verdict for verdict, _ in fleet.core.history.cells()}
-    assert (statuses["b" * 12].status, statuses[tried].status) == (Status.PASS, Status.NO_DATA)
-    assert statuses[tried].reason.endswith("; others report, and it is in canary")
-    fleet.core.promotions.tell("policy", tried, "rollback", "ada", "it died", fleet.now)
-    assert fleet.run(60, healthy=0.001) == []
+    fleet.feed(60, lambda: [both(fleet)[1 - dead]])
+    assert statuses(fleet) == {pairs[dead]: Status.NO_DATA, pairs[1 - dead]: Status.PASS}
+    reasons = [verdict.reason for verdict, _ in fleet.core.history.cells()]
+    assert any(reason.endswith("; others report, and a canary divides the requests among them") for reason in reasons)
+    fleet.feed(100, list)  # nobody reports
+    assert [incident.kernel_inference for incident in fleet.core.incidents()].count(pairs[dead][1]) == 1
+    assert fleet.ends() == []
+    fleet.core.promotions.tell("policy", TRIED, "rollback", "ada", "it died", fleet.now)
+    fleet.feed(60, lambda: [both(fleet)[1 - dead]])
+    assert pairs[dead] not in statuses(fleet)
+
+
+def test_a_canary_is_not_missed_beside_the_training_kernel_that_was_replaced(fleet_with_canary):
+    """It reports beside the new one, and is missed there once it falls silent."""
+    fleet, new = fleet_with_canary, "d" * 12
+    canary = Sender(instance="canary", train=new, inference=TRIED, start=fleet.now)
+    healthy = Sender(instance="healthy", train=new, start=fleet.now)
+    fleet.feed(600, lambda: both(fleet, canary=canary, healthy=healthy))
+    assert statuses(fleet) == {(new, TRIED): Status.PASS, (new, "b" * 12): Status.PASS}
+    assert {key.kernel_train for key in fleet.core.evaluator.states["policy"].series} == {new}
+    fleet.feed(600, lambda: both(fleet, canary=canary, healthy=healthy)[1:])
+    assert statuses(fleet) == {(new, TRIED): Status.NO_DATA, (new, "b" * 12): Status.PASS}

@@ -17,7 +17,7 @@ def script(
 ) -> None:
     """Have these statuses told of versions, by slice, and these versions say that they are what was declared."""
 
-    def evaluate(now: float, _canaries: object = ()) -> dict[str, Evaluation]:
+    def evaluate(now: float, _table: object = None) -> dict[str, Evaluation]:
         verdicts = tuple(
             Verdict(
                 Cell("policy", "token-tv", slice, "trainA", version), Status(said), now, 0.02, *_NUMBERS[said], 3000,

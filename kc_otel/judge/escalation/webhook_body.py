@@ -243,9 +243,8 @@ def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Inciden
     of = pair_name(names, cell.kernel_train, cell.kernel_inference)
     where = named_place(cell.slice)
     if not edge.fires:
-        watched = edge.end != UNFOLLOWED
-        ending = _ending(edge, where, of, incident) if watched else f"{cell.clause} on {where}{of} {UNFOLLOWED}"
-        return f"{cell.contract}: {ending}"
+        left = f"{cell.clause} on {where}{of} {UNFOLLOWED}" if edge.end == UNFOLLOWED else ""
+        return f"{cell.contract}: {left or _ending(edge, where, of, incident)}"
     later = f"was measured after its rollback: {MEASURED_LATER}" if kind == "serves" else "was rolled back"
     if edge.step == ROLLED_BACK and not _shows(edge):
         return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {later}"

@@ -177,17 +177,19 @@ def pagerduty_event(body: Mapping[str, Any], routing_key: str) -> dict[str, Any]
     """The event of a stored body.
 
     Its `dedup_key` is that of the incident from start to end, or of the alert where there is no incident. An update is
-    another `trigger` under the same key: PagerDuty adds it to the open incident and pages nobody again.
+    another `trigger` under the same key: PagerDuty adds it to the open incident and pages nobody again. So is the last
+    message about a breach that nobody watches any more: nothing has refuted it, and a person resolves it.
     Source: PagerDuty developer documentation, "Events API v2: send an alert event".
     """
     contract, alert, cell = body["kernelContract"], body["alerts"][0], body["kernelContract"]["cells"][0]
-    incident = contract["incident"]
+    incident, unwatched = contract["incident"], contract["reason"] == "unfollowed"
+    over = body["status"] == "resolved" and not unwatched
     event: dict[str, Any] = {
         "routing_key": routing_key,
-        "event_action": "trigger" if body["status"] == "firing" else "resolve",
+        "event_action": "resolve" if over else "trigger",
         "dedup_key": f"kc-otel/{contract['name']}/{alert['fingerprint'] if incident is None else incident['id']}",
     }
-    if body["status"] == "resolved":
+    if over:
         return event
     if incident is None:
         link, kernel, since = (alert["generatorURL"], "cell"), cell["kernels"]["inference"], alert["startsAt"]
@@ -195,7 +197,7 @@ def pagerduty_event(body: Mapping[str, Any], routing_key: str) -> dict[str, Any]
         details = {"description": alert["annotations"]["description"], **cell}
     else:
         link, kernel, since = (incident["url"], "incident"), incident["kernels"]["inference"], incident["since"]
-        summary = _summary(contract, incident)
+        summary = alert["annotations"]["summary"] if unwatched else _summary(contract, incident)
         names = ("done", "state_text", "extents", "grew", "slices", "kernels", "diagnoses", "alerts")
         details = {"next": contract["next"], **{name: incident[name] for name in names}}
         details |= {"evidence": contract["evidence"], "cells": contract["cells"][:_PAGERDUTY_MAX_CELLS]}

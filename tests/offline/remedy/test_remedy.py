@@ -140,7 +140,7 @@ def test_a_fp8_kv_cache_has_corrections_before_none_and_clauses_that_none_change
     [
         (4000, 0, "Beyond their limits, and no correction changes that: "),
         (4000, 0.9, "Beyond their limits, and no correction changes that: "),
-        (40, 0.9, "Estimated above their limits, which this recording does not decide and no correction changes: "),
+        (40, 0.9, "Estimated above their limits; this recording does not decide it, and no correction changes it: "),
     ],
 )
 def test_what_no_correction_changes_is_beyond_its_limit_by_its_lower_bound(rollouts, sequences, share, said):
@@ -151,7 +151,7 @@ def test_what_no_correction_changes_is_beyond_its_limit_by_its_lower_bound(rollo
     tail = f"  - {{id: tail, metric: tv_token, statistic: fraction > 0.1, limit: {share * above!r}}}\n"
     of = remedy(some, contract(REWARD, tail, text=TABLES_ONLY))
     assert remedy_sentence(of).startswith(f"{said}tail on ")
-    assert remedy_sentence(of).count("limits, ") == 1
+    assert remedy_sentence(of).count("their limits") == 1
 
 
 def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):

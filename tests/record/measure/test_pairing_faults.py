@@ -44,7 +44,10 @@ def test_each_planted_fault_is_named(name, sequences):
 
 @pytest.mark.parametrize("kind", HONEST)
 @pytest.mark.parametrize(("rows", "tokens", "sure"), [(16, 128, 0.5), (8, 300, 0.97), (48, 5, 0.8), (12, 90, 0.9)])
-@pytest.mark.parametrize("batches", [2, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "batches",
+    [2, pytest.param(200, marks=pytest.mark.slow), pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.long])],
+)
 def test_honest_drift_is_never_accused(kind, rows, tokens, sure, batches):
     """Rounding, formats of 8 and 4 bits, stale weights, coarse storage; very sure texts, and very short ones."""
     for seed in range(batches):

@@ -474,7 +474,7 @@ def test_weights_of_different_names_are_said_to_be_of_unknown_age(recorders, log
     for _ in range(2):
         recorder.compare(*logprobs(2, 40), weights=weights)
     assert recorder.force_flush()
-    assert len([message for message in caplog.messages if "of names the lag is unknown" in message]) == said
+    assert len([message for message in caplog.messages if "are names: the lag is unknown" in message]) == said
     assert recorder.stats().sequences == 4
 
 
