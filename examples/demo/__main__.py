@@ -187,8 +187,8 @@ def broken(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Tex
     terminal.heading("5. The slice is back on the training kernel, and the contract recovers")
     story.serve(story.recovered, 240, "the alert did not resolve")
     terminal.moment(
-        f"recovered {terminal.elapsed - rolled_out:.0f} s after the roll-out: what failed passes on the kernel that serves "
-        "it now; int8 is contained, not repaired",
+        f"recovered {terminal.elapsed - rolled_out:.0f} s after the roll-out: what failed passes on the kernel that "
+        "serves it now; int8 is contained, not repaired",
         "bold green",
     )
     story.show()
