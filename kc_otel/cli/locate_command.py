@@ -122,10 +122,14 @@ def run(
         from kc_otel.diagnose.captures import is_capture  # noqa: PLC0415 - torch
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
-        given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
+        captured = is_capture(Path(infer))
+        given = read_sequences(sequences, contract=promise, slice=slice, most=sys.maxsize if captured else limit)
         arguments = settings_of("--engine", engine or ())
-        if is_capture(Path(train)) or is_capture(Path(infer)):
+        if captured or is_capture(Path(train)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
+            if slice != ALL and is_capture(Path(sequences)):
+                unsliced = f"captures do not say which slice a sequence is of: all of them are taken for {slice}"
+                located = replace(located, notes=(*located.notes, unsliced))
         else:
             from kc_otel.diagnose.above_noise import enough_sequences  # noqa: PLC0415
             from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from  # noqa: PLC0415
@@ -202,8 +206,9 @@ def operators(
     """Compare single operators of both kernels over shapes and dtypes.
 
     Prints the largest absolute and relative difference, ULP, cosine, and whether the result depends on the batch. The
-    file is a Python program and is run. Exits with 1 when a clause of the contract fails or one side alone is not
-    finite, with 2 when the file, one of its operators or the contract cannot be used.
+    file is a Python program and is run. Exits with 1 when a clause of the contract fails or rows are not finite, with 2
+    when the file, one of its operators or the contract cannot be used, with 3 when a verdict is undecided, or there is
+    none.
 
     Examples:
       kc-otel locate operators examples/operators/comparisons.py:comparisons
@@ -228,6 +233,8 @@ def operators(
     show(_case_lines(reports, verdicts, left_out), json_of(reports, verdicts, left_out), as_json=as_json)
     if any(verdict.status == "FAIL" for verdict in verdicts) or any(report.not_finite for report in reports):
         raise typer.Exit(1)
+    if promise is not None and not (verdicts and all(verdict.status == "PASS" for verdict in verdicts)):
+        raise typer.Exit(3)
 
 
 def _follow(contract: str, options: Sequence[str], url: str, by: str | None, budget: float) -> None:
@@ -272,6 +279,11 @@ def _of_captures(
         return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=options)))
 
     inference = side(infer, contract.kernels.inference, given, None)
+    if slice != ALL:
+        wanted = {of.token_ids for of in given}
+        kept = (of for of in inference.sequences if any(of.token_ids[: len(ids)] == ids for ids in wanted))
+        if not (inference := replace(inference, sequences=tuple(kept))).sequences:
+            raise ValueError(f"{infer}: has none of the sequences of {slice} in --sequences; capture these")
     tokens = [TokenSequence(of.token_ids, of.prompt_tokens, {}, of.messages) for of in inference.sequences]
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
@@ -327,8 +339,8 @@ def _case_lines(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left
         lines += [f"{report.operator}  {report.case}{output}", row(cells_of(report))]
     for report in reports:
         if report.not_finite:
-            said = f"{report.operator}  {report.case}: {report.not_finite:,} rows are NaN or infinite on one side alone"
-            lines.append(f"{said}; they are not judged")
+            said = f"{report.not_finite:,} rows are NaN, or infinite on one side alone; they are not judged"
+            lines.append(f"{report.operator}  {report.case}: {said}")
     if verdicts or left_out:
         judged = [(str(found.status), found.cell.clause, found.cell.slice, found.reason) for found in verdicts]
         lines += ["", "Verdicts", *table_lines(("verdict", "clause", "slice", "why"), judged)]

@@ -122,7 +122,7 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "Routes differ exactly as often as those of unrelated tokens or layers would, 1 - k/E.",
             "Align both sides by token and layer. Look for extra prompt tokens, a dense layer that only one side "
             "counts, or expert ids numbered within one rank."),
-        "operator_not_finite": Explained("Rows of an operator's output hold NaN or infinity on one side.",
+        "operator_not_finite": Explained("Rows of an operator's output hold NaN, or infinity on one side.",
             "Look for an overflow in that kernel; rows that both sides mask in the same way are not a fault."),
         "raw_logprobs": Explained(
             "A request was sampled with temperature or truncation, which its log-probabilities do not include.",

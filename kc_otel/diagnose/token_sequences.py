@@ -15,7 +15,7 @@ from kc_otel.offline.python_names import python_name
 from kc_otel.recordings.read_table import ALIASES, MASK, Problems, records, row_attributes, scalars_of
 from kc_otel.recordings.recording import PROMPT_IDS
 from kc_otel.recordings.recording_files import load_recording
-from kc_otel.recordings.spool import SpoolReader
+from kc_otel.recordings.spool import SpoolError, waiting
 
 _TOKEN_COLUMNS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
 _MAX_SPOOLED_REQUESTS: Final = 4096
@@ -154,11 +154,17 @@ def _is_spool(path: Path) -> bool:
 
 
 def _spooled(path: Path) -> Iterator[TokenSequence]:
-    with SpoolReader(path) as spool:  # nothing is confirmed, so that everything stays for rescoring
-        for _, sample in spool.take(_MAX_SPOOLED_REQUESTS):
-            ids = (*sample.prompt_ids.tolist(), *sample.token_ids.tolist())
-            if len(ids) > 1:
-                yield TokenSequence(ids, len(sample.prompt_ids), sample.attributes)
+    try:
+        samples = waiting(path, _MAX_SPOOLED_REQUESTS)
+    except SpoolError as error:
+        raise ValueError(str(error)) from None
+    if not samples:
+        said = "no request waits in it: `kc-otel rescore` removes what it has scored; give a recording"
+        raise ValueError(f"{path}: {said}")
+    for sample in samples:
+        ids = (*sample.prompt_ids.tolist(), *sample.token_ids.tolist())
+        if len(ids) > 1:
+            yield TokenSequence(ids, len(sample.prompt_ids), sample.attributes)
 
 
 def _recorded(path: Path) -> Iterator[TokenSequence]:

@@ -139,7 +139,8 @@ def pair_template(label: str) -> str:
     return f"{of}{{{{ end }}}}{against}{{{{ end }}}}"
 
 
-_NOT_REFUTED: Final = "The last verdict does not show the breach, and nothing has refuted it."
+_NOT_REFUTED: Final = "Nothing has refuted the breach, though the last verdict may no longer show it."
+_UNLESS_DONE: Final = ", unless that was done"
 _AVERAGED: Final = "An estimate below the limit averages in observations from before or after the breach."
 
 
@@ -156,8 +157,8 @@ def annotation_texts(
 ) -> dict[str, str]:
     """Return the texts that the on-call person reads, of values of a cell or templates of them.
 
-    `choose` makes one of three texts: while the verdict is FAIL, while only the alert holds, and while the verdict is
-    FAIL and the incident of the pair is contained. `text` makes a contract's words fit into a template.
+    `choose` makes one of three texts: while the verdict is FAIL, while only the alert holds or no evaluator lives, and
+    while the incident of the pair is contained. `text` makes a contract's words fit into a template.
     """
     what = {
         "fail": f"{alert.clause_id} broke its limit on {where}",
@@ -171,7 +172,7 @@ def annotation_texts(
     description = (
         choose(effect, _NOT_REFUTED, kept_away(where)) if alert.step.on == "fail" else effect,
         f"Actions: {', '.join(map(str, alert.step.do))}.",
-        f"Now: {REMEDIES[alert.step.on]}.",
+        f"Now: {REMEDIES[alert.step.on]}{_UNLESS_DONE * (alert.step.on == 'fail')}.",
         text(alert.promise),
         f"Measured: {numbers}." if with_numbers and numbers else "",
         _AVERAGED if alert.step.on == "fail" and numbers else "",

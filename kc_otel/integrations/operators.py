@@ -154,7 +154,7 @@ class CaseReport:
 
     @property
     def not_finite(self) -> int:
-        """Rows that are NaN or infinite on one side alone, or alone and not in a batch; they are no observations."""
+        """Rows that are NaN, or infinite on one side alone, or alone and not in a batch; they are no observations."""
         return self.drift.not_finite + sum(batch.not_finite for batch in self.batches.values())
 
     def summary(self) -> dict[str, float]:

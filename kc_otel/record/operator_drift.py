@@ -37,7 +37,7 @@ class OperatorDrift:
     relative: NDArray[np.float64]  # ||a - b|| / ||a||, Euclidean; 0 where both are zero, inf where only a is
     ulp: NDArray[np.float64]  # largest |a - b| in units in the last place; inf where a is zero throughout and b is not
     cosine: NDArray[np.float64]  # 1 - cos(a, b), in [0, 2]; 0 where both are zero, 1 where one of them is
-    not_finite: int  # rows left out, as one output is NaN or infinite and the other is not the same
+    not_finite: int  # rows left out, as an output is NaN, or infinite and the other is not the same
     rows: NDArray[np.intp]  # which row of the output each number is about, all axes but the last flattened
 
 
@@ -192,7 +192,7 @@ def _of_outputs(work: QueuedBatch) -> Observed:
         train, inference = on_host(train), on_host(inference)
     drift = compare_outputs(train, inference, mask=work.arrays["mask"])
     member = drift.rows // int(np.prod(train.shape[1:-1], dtype=np.int64))
-    why = f"rows of {operator} are not finite on one side"
+    why = f"rows of {operator} are NaN, or infinite on one side"
     values = values_of(drift, of_batches=work.settings["of_batches"])
     found = [(operator, member, values)] if member.size else []
     return Observed(members, found, [("operator_not_finite", [0] * drift.not_finite, 1, why)])

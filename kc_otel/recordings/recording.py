@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -174,12 +175,12 @@ class Recording:
 
     @property
     def age_unknown(self) -> NDArray[np.bool_]:
-        """Mask of the sequences that were scored at a trainer's step and sampled by weights that nothing tells of."""
-        if self.versions is not None:
-            return np.zeros(len(self.attributes), dtype=np.bool_)
+        """Mask of the sequences of which one side's weights are known, and no lag of those that sampled."""
+        steps: Iterable[int | None] = repeat(None) if self.versions is None else self.versions[self.starts].tolist()
         return np.array([
-            math.isnan(_step(row.get(LAG))) and lag_unknown(row.get("train_weights"), row.get("inference_weights"))
-            for row in self.attributes
+            math.isnan(_step(row.get(LAG)))
+            and lag_unknown(row.get("train_weights"), row.get("inference_weights") if step is None else step)
+            for row, step in zip(self.attributes, steps, strict=False)
         ])  # fmt: skip
 
     def with_attributes(self, given: Mapping[str, Scalar]) -> Recording:
@@ -256,5 +257,5 @@ def _step(version: Scalar | None) -> float:
 
 
 def lag_unknown(train: Scalar | None, inference: Scalar | None) -> bool:
-    """Return True if the trainer's weights are known, and nothing says by how much those that sampled are older."""
-    return train is not None and train != inference and math.isnan(_step(train) - _step(inference))
+    """Return True if one side's weights are known, and nothing says by how much those that sampled are older."""
+    return train != inference and math.isnan(_step(train) - _step(inference))

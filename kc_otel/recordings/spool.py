@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -220,6 +220,22 @@ class SpoolReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def waiting(path: Path, most: int) -> list[SampledRequest]:
+    """Return the oldest requests that wait in a spool, beside its reader; they stay. SpoolError if it is none."""
+    connection = _connect(path)
+    try:
+        rows = connection.execute(f"SELECT {COLUMNS} FROM requests ORDER BY id LIMIT ?", (most,)).fetchall()  # noqa: S608 - a constant
+    except sqlite3.Error as error:
+        raise SpoolError(f"{path}: cannot be read ({error})") from None
+    finally:
+        connection.close()
+    found = []
+    for row in rows:
+        with suppress(ValueError):  # its reader removes and names it
+            found.append(decode(row))
+    return found
 
 
 def _connect(path: Path, max_bytes: int | None = None) -> sqlite3.Connection:

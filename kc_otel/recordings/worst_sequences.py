@@ -110,6 +110,10 @@ class WorstSequences:
             value = value_of(ratios)
             for slice in slices:
                 cell = (self._contract.name, clause.id, slice, request.kernel.fingerprint)
+                self._connection.execute(  # a request that was not exported is scored again
+                    "DELETE FROM worst WHERE (contract, clause, slice, kernel, request_id, at) = (?, ?, ?, ?, ?, ?)",
+                    (*cell, request.request_id, at),
+                )
                 least = self._connection.execute(
                     "SELECT rowid, value FROM worst WHERE (contract, clause, slice, kernel) = (?, ?, ?, ?) "
                     "ORDER BY value DESC, rowid LIMIT 1 OFFSET ?",

@@ -333,7 +333,8 @@ class EventLog:
         """Write how an incident ended, which its alerts may have ended too early to say."""
         message = f"{incident.contract}: {incident.state_text}: {incident.headline}{pair_name(names, *incident.pair)}"
         data = {"incident": incident.id, "on": incident.on, "message": f"{message}; incident {incident.id}"}
-        self.record(incident.contract, "over", data, now, unit, Announcement("info", data["message"], {}))
+        said = Announcement("info", data["message"], {"kc.contract": incident.contract})
+        self.record(incident.contract, "over", data, now, unit, said)
 
     def repeated(self, alert: Alert, reason: MessageReason, names: Names, now: float, unit: UnitOfWork) -> None:
         """Write that an alert which fires still is said again."""

@@ -28,6 +28,7 @@ from kc_otel import machine_code
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
+from kc_otel.judge.decisions import LATE_SECONDS
 from kc_otel.judge.escalation.escalate import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.requests import BindError, Limits, MetricsSink
@@ -311,6 +312,9 @@ async def _until(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> No
         task.result()
 
 
+_MAX_REST_SECONDS: Final = LATE_SECONDS / 3
+
+
 async def _tick_forever(
     core: Core, config: ServeConfig, tick: Callable[[], Awaitable[None]], decided: Changes, ticked: Callable[[], None]
 ) -> None:
@@ -336,7 +340,8 @@ async def _tick_forever(
         if core.decisions.version != before:
             await decided.notify()
         # However long an evaluation takes, as much time is left to those who send and ask; the disk takes none of it.
-        following = max(following + config.tick, loop.time() + core.tick_seconds)
+        # A machine that slept in the middle of one needs no rest.
+        following = max(following + config.tick, loop.time() + min(core.tick_seconds, _MAX_REST_SECONDS))
         await asyncio.sleep(following - loop.time())
 
 

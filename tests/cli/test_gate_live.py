@@ -167,6 +167,8 @@ def test_models_of_other_names_are_told(run, endpoints):
     code, out, err = run(*asked(inference, inference, *models))
     assert (code, out, "its decoding with its prefill" in err) == (2, "", True)
     assert "no decision: fp8 both sampled and scored" in err
+    elsewhere = inference.address.replace("127.0.0.1", "localhost")
+    assert run(*asked(inference, f"{elsewhere}/v1", *models))[0] == 2, "this machine has several names"
     code, out, err = run("gate", "run", "policy.yaml", "floor.npz", "--require", "token-tv")
     assert (code, out, "no decision: fp8 both sampled and scored" in err) == (2, "", True), "nor later"
 

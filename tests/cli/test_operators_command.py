@@ -94,7 +94,16 @@ def test_a_bad_operator_fails_its_clause_and_the_command(run):
     assert "8 of 600 samples: 592 more needed" in out  # a batch of 4 rows in each of two cases
     assert "not judged: absent: operator_ulp of elsewhere was not compared here" in out
     assert "not judged: tv: tv_token was not compared here" in out
-    assert run("spec.py:comparisons", "--contract", "fine.yaml")[0] == 0
+    assert run("spec.py:comparisons", "--contract", "fine.yaml")[0] == 3, "batch is undecided"
+
+
+def test_only_verdicts_that_all_pass_give_exit_code_0(run, tmp_path):
+    """Neither operators of other names nor too few rows are a success."""
+    for few, other, code in ((600, "good", 0), (6000, "good", 3), (600, "renamed", 3)):
+        text = CONTRACT.replace("600", str(few)).replace("operator: good, statistic", f"operator: {other}, statistic")
+        kept = [line for line in text.splitlines() if not line.startswith("  - {id: ") or "id: good" in line]
+        (tmp_path / "only.yaml").write_text("\n".join(line for line in kept if line != "statistical:"))
+        assert run("spec.py:comparisons", "--contract", "only.yaml")[0] == code
 
 
 def test_json_has_everything(run):
@@ -139,7 +148,7 @@ def test_a_contract_that_cannot_be_used_is_refused(run):
 def test_rows_that_are_not_finite_on_one_side_fail_the_command(run):
     code, text, _ = run("spec.py:HOLES", "--contract", "fine.yaml")
     assert code == 1
-    assert "80 rows are NaN or infinite on one side alone; they are not judged" in text
+    assert "80 rows are NaN, or infinite on one side alone; they are not judged" in text
 
 
 def test_an_operator_that_raises_is_named_and_is_no_failure_of_a_clause(run):

@@ -24,7 +24,7 @@ from kc_otel.diagnose.captures import (
     read_capture,
     relative_error,
 )
-from kc_otel.diagnose.kernel_sources import capture_kernel
+from kc_otel.diagnose.kernel_sources import capture_kernel, torch_kernel_from
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
@@ -126,6 +126,8 @@ def test_a_changed_capture_is_refused(tmp_path):
     (tmp_path / "c.capture").write_bytes(b"no zip")
     with pytest.raises(ValueError, match="is no sealed capture"):
         read_capture(tmp_path / "c.capture")
+    with pytest.raises(ValueError, match=r"c\.capture: is neither a whole capture, nor"):
+        torch_kernel_from(str(tmp_path / "c.capture"), CONTRACT.kernels.train)
 
 
 @pytest.mark.slow
@@ -152,6 +154,35 @@ def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
     result = run("locate", "run", "contract.yaml", *sides)
     assert result.exit_code == 1, result.output
     assert "culprit: layer 1, o_proj" in result.output
+
+
+def test_captures_are_compared_on_the_sequences_of_the_slice(tmp_path, monkeypatch):
+    """Those that --sequences puts into it; of a capture, which has no attributes, all are taken for it and told of."""
+    monkeypatch.chdir(tmp_path)
+    slices = {task: {"where": {"task": task}} for task in ("code", "prose", "chat")}
+    clauses = [{"id": "token-tv", "metric": "tv_token", "limit": 0.01}]
+    (tmp_path / "contract.yaml").write_text(contract_text("planted", statistical=clauses, slices=slices))
+    rows = [{"token_ids": [*range(number, number + 8)], "task": ("code", "prose")[number % 2]} for number in range(24)]
+    rows.append({"token_ids": [1, 2, 3], "task": "chat"})
+    (tmp_path / "tokens.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for side, error in (("train", 0.0), ("infer", 0.1)):
+        writer = CaptureWriter(tmp_path / f"{side}.capture", side)
+        for number, row in enumerate(rows[:-1]):
+            values = np.random.default_rng(number).standard_normal((8, 32)).astype(np.float32)
+            values[:, 0] += error * (row["task"] == "code")
+            tokens = tuple(row["token_ids"])
+            writer.write(number, tokens, CapturedSequence(tokens, 2, np.arange(8), {HEAD: values}, {HEAD: 32}, {}, {}))
+        writer.seal()
+    cli._register("locate")
+
+    def located(sequences, slice):
+        sides = ("--train", "train.capture", "--infer", "infer.capture", "--sequences", sequences, "--slice", slice)
+        return CliRunner().invoke(cli.app, ("locate", "run", "contract.yaml", *sides))
+
+    assert [located("tokens.jsonl", slice).exit_code for slice in ("code", "prose", "chat")] == [1, 0, 2]
+    assert "slice prose: 12 sequences" in located("tokens.jsonl", "prose").output
+    whole = located("infer.capture", "prose")
+    assert (whole.exit_code, "all of them are taken for prose" in whole.output) == (1, True)
 
 
 @pytest.mark.parametrize(("temperature", "named"), [(1.0, False), (0.9, True)])

@@ -102,10 +102,14 @@ def test_a_spool_is_read_and_stays_as_it_is(tmp_path):
         )
     assert spool.flush()
     spool.close()
-    (found,) = read_sequences(tmp_path / "spool.sqlite", contract=CONTRACT, slice="code")
-    assert (found.token_ids, found.prompt_tokens) == ((10, 11, 12, 0, 1, 2, 3), 3)
-    with SpoolReader(tmp_path / "spool.sqlite") as reader:
-        assert [request.request_id for _, request in reader.take(9)] == ["a", "b"]
+    with SpoolReader(tmp_path / "spool.sqlite") as reader:  # as while `rescore --follow` runs
+        (found,) = read_sequences(tmp_path / "spool.sqlite", contract=CONTRACT, slice="code")
+        assert (found.token_ids, found.prompt_tokens) == ((10, 11, 12, 0, 1, 2, 3), 3)
+        taken = reader.take(9)
+        assert [request.request_id for _, request in taken] == ["a", "b"]
+        reader.done(number for number, _ in taken)
+    with pytest.raises(ValueError, match="no request waits in it: `kc-otel rescore` removes what it has scored"):
+        read_sequences(tmp_path / "spool.sqlite")
 
 
 def test_a_program_is_asked_for_the_slice(tmp_path):

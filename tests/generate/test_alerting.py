@@ -121,7 +121,7 @@ def test_people_read_the_same_in_grafana_as_in_prometheus(policy):
     for alert in alert_steps(policy):
         ours, theirs = (rule["annotations"] for rule in (alert_rule(alert, "prometheus"), prometheus_rule(alert)))
         assert ours["owner"] == theirs["owner"]
-        actions = f"Actions: {', '.join(map(str, alert.step.do))}. Now: {REMEDIES[alert.step.on]}. "
+        actions = f"Actions: {', '.join(map(str, alert.step.do))}. Now: {REMEDIES[alert.step.on]}"
         assert actions in ours["description"]
         _, _, rest = ours["description"].partition(actions)
         assert rest

@@ -267,12 +267,12 @@ def test_each_alert_fires_and_clears_in_time(passes, policy, rules):
 
 @pytest.mark.slow
 def test_the_alert_of_a_contained_breach_says_that_requests_are_kept_away(passes, policy, rules):
-    """The verdict is FAIL as long as its window holds the breach; two evaluators have to agree, of these kernels."""
+    """Also once the verdict is NO_DATA, as nothing is measured; two evaluators have to agree, of these kernels."""
     clause = next(clause for clause in policy.clauses if clause.id == "token-tv")
     steps = [alert for alert in alert_steps(policy) if alert.clause is clause and alert.step.on == "fail"]
     ready = max(alert.step.after for alert in steps) + STEP
     size = round(ready / STEP) + 12
-    series = _series(policy, clause, f"3x{size}", size)
+    series = _series(policy, clause, f"3x{size - 3} 2x3", size)
     for instance, kernels, states in (
         ("a", CELL, f"2x{size - 9} 1x8"), ("b", CELL, f"2x{size - 5} 1x4"),
         ("a", CELL | {"kc.kernel.inference": "another"}, f"1x{size}"),
@@ -285,9 +285,17 @@ def test_the_alert_of_a_contained_breach_says_that_requests_are_kept_away(passes
             "eval_time": f"{at * STEP}s", "alertname": steps[0].name,
             "exp_alerts": [_alert(alert, clause, contained=contained) for alert in steps],
         }
-        for at, contained in ((size - 6, False), (size - 1, True))
+        for at, contained in ((size - 6, False), (size - 3, True), (size - 1, True))
     ]  # fmt: skip
     passes([{"interval": f"{STEP}s", "input_series": series, "alert_rule_test": asked}], rules[0], interval=f"{STEP}s")
+
+
+def test_the_alert_of_a_breach_that_is_not_judged_now_claims_nothing_of_its_last_verdict(policy):
+    """An evaluator that died after a FAIL has shown no other verdict; nor may the version still wait for a rollback."""
+    alert = next(alert for alert in alert_steps(policy) if alert.step.on == "fail")
+    text = annotation_texts(alert, "all traffic", "", lambda _now, held, _contained: held)["description"]
+    assert text.startswith("Nothing has refuted the breach, though the last verdict may no longer show it. Actions: ")
+    assert "roll the kernel version back or pin the slice to the training kernel, unless that was done. " in text
 
 
 @pytest.mark.slow

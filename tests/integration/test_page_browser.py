@@ -130,12 +130,46 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
     assert {url.split("/", 3)[2] for url in browser.requests() if url.startswith("http")} == {broken.api.split("/")[2]}
 
 
+def test_what_is_told_in_one_line_of_many_alerts_or_cells_is_true_of_each(browser: Any, broken: Evaluator) -> None:
+    """Alerts end together only in the same way, which is said; a cell says its version where a contract has several."""
+    browser.open(broken.api)
+    browser.wait("document.querySelector('.incident .actions-taken')")
+    contained, over = " is contained: routers avoid the kernel, which is not repaired", " is resolved"
+    ends = [("tv", "code", contained), ("tail", "code", contained), ("tv", "all", over)]
+    events = [
+        {
+            "kind": "resolved", "at": 1, "contract": "policy", "data": {"clause": clause, "slice": slice},
+            "message": f"policy: {clause} on {'all traffic' if slice == 'all' else f'slice {slice}'}{end}",
+        }
+        for clause, slice, end in ends
+    ]  # fmt: skip
+    lines = browser.evaluate(
+        "import('/page/events.js').then(({ grouped, eventLine }) => "
+        f"grouped({json.dumps(events)}).map((one) => eventLine(one, false).lastChild.textContent.trim()))"
+    )
+    assert lines == [
+        "resolved tv and tail on code are contained: routers avoid the kernel, which is not repaired (2 alerts)",
+        "resolved tv on all traffic is resolved",
+    ]
+    named = """import('/page/grid.js').then(async ({ showGrids }) => {
+      const [{ contracts }, { verdicts }] = await Promise.all(
+        ['contracts', 'verdicts'].map((one) => fetch(`/api/v1/${one}`).then((answer) => answer.json())));
+      const cells = verdicts.filter((one) => one.slice !== 'prose' || one.kernel_inference === '%s');
+      showGrids({ contracts, cells });
+      return [...document.querySelectorAll('.mark')].filter((one) => one.getAttribute('aria-label').includes('prose'))
+        .map((one) => one.querySelector('.kernel')?.textContent);
+    })"""
+    assert browser.evaluate(named % BAD.fingerprint) == [BAD.fingerprint]
+
+
 def test_a_breach_that_is_over_but_for_its_route_is_not_shown_as_broken(browser, serve, recorder):
     evaluator = serve()
     traffic = recorder(evaluator)
     traffic.send(**CALM)
     traffic.recorder.rollout(inference=BAD)
-    for drift, reached in ((0.2, lambda row: row["state"] == "broken"), (0.005, lambda row: row["only_route_left"])):
+    for drift, reached in (
+        (0.2, lambda _: evaluator.get("/api/v1/decisions")["routes"]), (0.005, lambda row: row["only_route_left"]),
+    ):  # fmt: skip
         end = time.monotonic() + 60
         while not [
             row for row in evaluator.get("/api/v1/overview")["incidents"] if row["on"] == "fail" and reached(row)
@@ -149,6 +183,8 @@ def test_a_breach_that_is_over_but_for_its_route_is_not_shown_as_broken(browser,
     assert "broken on" not in browser.evaluate("document.querySelector('#overview-title').innerText")
     assert browser.evaluate("document.querySelector('#overview-title').className") != "fail"
     assert browser.evaluate("document.title") == "kc-otel"
+    # The tab of a contract is no greener than its headline.
+    assert browser.evaluate("document.querySelector('#contracts .shape').ariaLabel") == "Route remains"
 
 
 def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(browser, serve, recorder):

@@ -138,7 +138,10 @@ def test_what_cannot_be_compared_is_named_and_is_no_mismatch(trainer):
         "model.lm_head.weight": "the engine was not asked for it",
     }
     assert report.mismatch == 0.0
-    assert math.isnan(compare_weights({}.items(), EngineWeights((), {})).mismatch)
+    assert "the engine has the trainer's weights" not in str(report)
+    nothing = compare_weights({}.items(), EngineWeights((), {}))
+    assert math.isnan(nothing.mismatch)
+    assert str(nothing) == "no compared tensor differs from the trainer's: 0 tensors, 0 elements"
 
 
 def test_an_answer_that_holds_no_digests_is_refused():

@@ -278,10 +278,20 @@ def test_sequences_whose_weights_are_called_otherwise_are_of_unknown_age(tmp_pat
     """A name tells by how much it is older only if it is the trainer's own."""
     rows = [
         {"train_logprobs": [-1.0], "inference_logprobs": [-1.0], "train_weights": train, "inference_weights": inference}
-        for train, inference in ((100, None), (100, "step_95"), ("step_100", "step_95"), ("a", "a"), (None, None))
+        for train, inference in (
+            (100, None),
+            (100, "step_95"),
+            ("step_100", "step_95"),
+            ("a", "a"),
+            (None, None),
+            (None, 95),
+        )
     ]
     found = load_recording(write_rows(tmp_path / "log.jsonl", rows))
-    assert found.age_unknown.tolist() == [True, True, True, False, False]
+    assert found.age_unknown.tolist() == [True, True, True, False, False, True]
+    rows = [{**row, "inference_weights": None, "weight_versions": [95]} for row in rows]
+    found = load_recording(write_rows(tmp_path / "log.jsonl", rows))
+    assert found.age_unknown.tolist() == [False, False, True, True, True, True]
 
 
 def test_weights_that_are_newer_than_the_trainers_are_told_of(tmp_path, caplog):

@@ -67,6 +67,14 @@ def test_each_clause_has_its_own_worst(keep):
     assert cell("logits") == ()
 
 
+def test_a_request_that_is_scored_again_is_kept_once(keep):
+    """As after an export that the evaluator refused."""
+    first = served("a", [-0.2] * 10)
+    keep(first, served("b", [-0.1] * 10))
+    cell = keep(first)
+    assert [sequence.request_id for sequence in cell("token-tv")] == ["a", "b"]
+
+
 def test_a_cell_is_a_slice_and_a_kernel_and_its_number_is_bounded(keep):
     other = Kernel("vllm", dtype="bfloat16")
     rows = [served(f"r{n}", [-0.01 * n] * 4, task="code" if n % 2 else "prose") for n in range(20)]

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.decisions import LATE_SECONDS
 from kc_otel.judge.escalation import escalate as escalate_module
 from kc_otel.judge.escalation.alerts import People, Silence
 from kc_otel.judge.evaluator import Evaluator
@@ -222,6 +223,23 @@ def tick_five_times(core: Core, told: Changes, ticked: Callable[[], None]) -> No
         ticking.cancel()
 
     asyncio.run(some())
+
+
+def test_an_evaluation_in_which_the_machine_slept_does_not_delay_the_next_one(make_core, monkeypatch):
+    """As much time as an evaluation took is left to those who send and ask, but not the hour that a laptop slept."""
+    core, rests = make_core(), list[float]()
+    real = asyncio.sleep
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        await real(0)
+
+    def slept() -> None:
+        core.tick_seconds = 3600.0
+
+    monkeypatch.setattr(asyncio, "sleep", rest)
+    tick_five_times(core, Changes(), slept)
+    assert max(rests) <= LATE_SECONDS / 2
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from kc_otel.judge.incidents.incident import NOT_PROVEN, IncidentState
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
+from kc_otel.serve.history import Announcement
 from kc_otel.serve.people_orders import pin, silence
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
@@ -581,7 +582,10 @@ def test_a_repaired_fleet_is_not_told_as_unproven_while_its_recorders_report_one
 
 
 def test_what_is_over_but_for_its_route_is_broken_on_no_surface(make_fleet):
+    """Nor in a log record, and each of those has the contract that it is about."""
     fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
+    said: list[Announcement] = []
+    fleet.core.events.announce = said.append
     fleet.run(60, healthy=0.001)
     fleet.run(30, healthy=0.4)
     fleet.run(200, healthy=0.001)
@@ -591,6 +595,8 @@ def test_what_is_over_but_for_its_route_is_broken_on_no_surface(make_fleet):
     assert not [line for line in client.get("/metrics").text.splitlines() if line.startswith("kc_incident{")]
     (over,) = [event for event in fleet.core.events.newest() if event.kind == "over"]
     assert "No longer measured as broken: the breach is over, and the route ordered at 20" in over.message
+    assert over.message == said[-1].message
+    assert {announcement.attributes.get("kc.contract") for announcement in said} == {"policy"}
 
 
 def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(make_fleet):

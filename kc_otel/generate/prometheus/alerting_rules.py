@@ -85,9 +85,10 @@ def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites
     """A rule with the step's own `for`, `clear_for` and severity, and labels named as in the evaluator's webhooks."""
 
     def choose(now: str, held: str, contained: str) -> str:
+        text = f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}"
         if source.lives:
-            now = f"{{{{ with {_contained(alert)} }}}}{contained}{{{{ else }}}}{now}{{{{ end }}}}"
-        return f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}"
+            text = f"{{{{ with {_contained(alert)} }}}}{contained}{{{{ else }}}}{text}{{{{ end }}}}"
+        return text
 
     texts = annotation_texts(
         alert,

@@ -83,11 +83,13 @@ class WeightReport:
         return unequal / self.elements if self.elements else math.nan
 
     def __str__(self) -> str:
+        whole = self.compared and not self.not_compared
+        equal = "the engine has the trainer's weights" if whole else "no compared tensor differs from the trainer's"
         lines = [
             f"{len(self.unequal)} of {self.compared} tensors in the engine differ from the trainer's, with "
             f"{self.mismatch:.3g} of the {self.elements} compared elements"
             if self.unequal
-            else f"the engine has the trainer's weights: {self.compared} tensors, {self.elements} elements"
+            else f"{equal}: {self.compared} tensors, {self.elements} elements"
         ]
         for title, rest in (
             ("", [str(tensor) for tensor in self.unequal]),

@@ -102,7 +102,7 @@ def decide(
     """Return the tally after further evaluations, oldest first, and the decision if a kernel version leaves its stage.
 
     Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait while
-    anything is missing. Else advance; a version in the last stage stays there.
+    anything is missing. Else advance; a version in the last stage stays there, and lacks nothing.
     """
     failed, own = dict[tuple[str, str, str], str](), Evaluation(0.0)
     for evaluation in evaluations:
@@ -116,13 +116,13 @@ def decide(
     if tally.failed >= gate.failure_limit:
         reasons = tuple(said for _, said in sorted(failed.items()))
         return tally, Decision(GateOutcome.ROLLBACK, Stage.OFFLINE_CI, 0, reasons)
-    windows = min(tally.passed, gate.windows)
+    windows, following = min(tally.passed, gate.windows), gate.stage.next
+    if following is None:
+        return tally, Decision(GateOutcome.WAIT, gate.stage, windows)
     missing = [*(f"held: {reason}" for reason in holds), *_missing(gate, own)]
     if windows < gate.windows:
         missing.append(f"{windows} of {gate.windows} consecutive windows have passed")
-    following = gate.stage.next
-    if missing or following is None:
-        missing = missing or [f"{gate.stage} is the last stage"]
+    if missing:
         return tally, Decision(GateOutcome.WAIT, gate.stage, windows, tuple(missing))
     return tally, Decision(GateOutcome.ADVANCE, following, windows)
 

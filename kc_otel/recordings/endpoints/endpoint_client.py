@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -72,6 +73,11 @@ class CompletionEndpoint:
     def root(self) -> str:
         """The URL that /v1 and /tokenize are under."""
         return self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def place(self) -> str:
+        """The root with one name for this machine."""
+        return re.sub(r"//(localhost|0\.0\.0\.0|\[::1\])(?=[:/]|$)", "//127.0.0.1", self.root)
 
     @property
     def key_variable(self) -> str:

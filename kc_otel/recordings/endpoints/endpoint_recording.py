@@ -262,7 +262,7 @@ def record_endpoints(
             for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
                 await _same_version(client, wanted, say)
             say(f"sampling from {sampled} at the {pair.inference}, scoring with {trained} at the {pair.train}")
-            lone = sampled if sampled == trained and pair.inference.root == pair.train.root else ""
+            lone = sampled if sampled == trained and pair.inference.place == pair.train.place else ""
             terms: dict[str, Any] = {"samples": pair.samples, "max_tokens": pair.max_tokens, "enough": enough}
             shown = _progress(whole, say)
             return await collect(asked, (sampler, sampled), (scorer, trained), looks=looks, progress=shown, **terms)

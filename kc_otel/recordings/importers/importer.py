@@ -29,14 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
-from kc_otel.contract.slices import LAG, Scalar
+from kc_otel.contract.slices import Scalar
 from kc_otel.record.measure.checks import ratio_sums
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.telemetry.environment import try_export
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete
 from kc_otel.recordings.read_table import LinesRead, Problems, RewrittenError, lines
-from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, lag_unknown, prompt_of
+from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, prompt_of
 from kc_otel.recordings.recording_files import digest_of, read_file
 
 _log: Final = logging.getLogger("kc_otel")
@@ -239,8 +239,7 @@ class Importer:
             self.totals.ratios += ratio_sums(chunk.train - chunk.inference)
         first = chunk.attributes[0]
         weights = _weights(first)
-        if chunk.versions is None and lag_unknown(*weights):
-            self.totals.age_unknown += sum(LAG not in attributes for attributes in chunk.attributes)
+        self.totals.age_unknown += int(chunk.age_unknown.sum())
         step = first.get("step", weights[0])
         if not isinstance(step, bool | str | None) and float(step).is_integer():
             self.totals.steps.add(int(step))

@@ -24,7 +24,7 @@ export function grouped(events) {
   for (const event of events) {
     const { clause, slice, severity, on, actions } = event.data;
     const together = (event.kind === "firing" || event.kind === "resolved") && clause && slice && !event.data.silenced;
-    const key = JSON.stringify([event.contract, event.kind, event.at, severity, on, actions]);
+    const key = JSON.stringify([event.contract, event.kind, event.at, severity, on, actions, event.kind === "resolved" && around(event)]);
     if (together && open.has(key)) open.get(key).push(event);
     else {
       const members = [event];
@@ -35,13 +35,22 @@ export function grouped(events) {
   return groups;
 }
 
+/** What the message of an alert says before and after its clause and slice. */
+function around({ contract, message, data }) {
+  const where = data.slice === "all" ? place("all") : `slice ${data.slice}`;
+  return message.replace(`${contract}: `, "").split(`${data.clause} on ${where}`);
+}
+
 function said(members, several) {
   const [event] = members;
   const of = several ? `${event.contract}: ` : "";
   if (members.length === 1) return of + event.message.replace(`${event.contract}: `, "").replace(" -> ", " → ");
   const clauses = listed([...new Set(members.map((one) => one.data.clause))]);
   const slices = listed([...new Set(members.map((one) => place(one.data.slice)))]);
-  if (event.kind === "resolved") return `${of}${clauses} on ${slices}: ${members.length} alerts have ended`;
+  if (event.kind === "resolved") {
+    const [before, after = ""] = around(event);
+    return `${of}${before}${after && `${clauses} on ${slices}${after.replace(/^ is /, " are ")}`} (${members.length} alerts)`;
+  }
   const what = event.data.on === "no-data" ? "no data for" : "broken:";
   return `${of}${what} ${clauses} on ${slices} (${members.length} alerts)`;
 }

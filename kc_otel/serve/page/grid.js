@@ -80,6 +80,7 @@ function folded(rows) {
 /** Cells by slice, the worst slice first; traffic as a whole leads among equals. */
 function grouped(cells) {
   const by = new Map();
+  const versions = new Set(cells.map((verdict) => verdict.kernel_inference).filter(Boolean)).size;
   for (const verdict of cells) {
     if (!by.has(verdict.slice)) by.set(verdict.slice, []);
     by.get(verdict.slice).push(verdict);
@@ -87,11 +88,11 @@ function grouped(cells) {
   const rows = [...by].map(([slice, verdicts]) => {
     const worst = verdicts.reduce((a, b) => (badness(b) > badness(a) ? b : a));
     return {
-      slice, verdicts,
+      slice, verdicts, versions,
       worst: worst.status,
       bad: steady(`${worst.contract}/${slice}`, worst),
       text: `${place(slice)} ${verdicts.map((one) => one.clause).join(" ")}`.toLowerCase(),
-      mark: verdicts.map((one) => `${one.clause}${one.kernel_inference}${one.kernel_train}${stateOf(one).word}${used(one)}`).join("|"),
+      mark: versions + verdicts.map((one) => `${one.clause}${one.kernel_inference}${one.kernel_train}${stateOf(one).word}${used(one)}`).join("|"),
     };
   });
   const rank = (row) => STATES[row.worst].rank;
@@ -146,7 +147,8 @@ function mark(verdict, row) {
   const said = used(verdict);
   const beside = row.verdicts.filter((one) => one.clause === verdict.clause);
   const against = new Set(beside.map((one) => one.kernel_train)).size > 1 ? ` against ${verdict.kernel_train}` : "";
-  const several = beside.length > 1 && `${verdict.kernel_inference}${against}`;
+  // Beside another version's cells, also those of other slices, a verdict is of which one?
+  const several = (beside.length > 1 || (row.versions > 1 && verdict.kernel_inference)) && `${verdict.kernel_inference}${against}`;
   return el("a", {
     class: `mark ${verdict.status === "NO_DATA" && !verdict.kernel_inference ? "never" : tone}`,
     href: address(verdict),

@@ -8,7 +8,7 @@ import { showEvents } from "./events.js";
 import { showGrids, watchFilter } from "./grid.js";
 import { closeIncident, openIncident, refreshIncident } from "./incident.js";
 import { showNotices } from "./notices.js";
-import { showOverview, showSparks } from "./overview.js";
+import { badge, showOverview, showSparks } from "./overview.js";
 
 const MIN_WAIT = 1000;
 const MAX_WAIT = 15000;
@@ -102,16 +102,21 @@ function title(overview) {
 
 function showContracts() {
   const every = state.contracts.length > 1 ? [{ name: "", status: null }, ...state.contracts] : state.contracts;
+  // Cells that pass are no sign that nothing is open.
+  const mark = (one) => {
+    const open = one.status === "PASS" && state.overview.incidents.find((incident) => incident.contract === one.name);
+    return open ? badge(open) : STATES[one.status];
+  };
   sync(
     byId("contracts"), every,
     (one) => one.name,
-    (one) => `${one.status} ${one.version} ${state.only === one.name}`,
+    (one) => `${mark(one)?.word} ${one.version} ${state.only === one.name}`,
     (one) => el("a", {
       href: one.name && state.contracts.length > 1 ? `#/contract/${encodeURIComponent(one.name)}` : "#/",
       "aria-current": (state.only || "") === one.name && state.contracts.length > 1 ? "page" : null,
       "data-focus": "link",
     },
-    one.name && el("span", { class: `shape ${STATES[one.status].tone}`, "aria-label": STATES[one.status].word, role: "img" }, STATES[one.status].shape),
+    one.name && el("span", { class: `shape ${mark(one).tone}`, "aria-label": mark(one).word, role: "img" }, mark(one).shape),
     one.name ? `${one.name} v${one.version}` : "All contracts"),
   );
 }
