@@ -60,8 +60,9 @@ def test_the_undecided_has_an_exit_code_of_its_own(locate, monkeypatch):
     assert (code, "undecided: layer 0, kv_cache differs by" in out) == (3, True)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.2])
-def test_a_drift_of_the_recording_that_the_programs_lack_is_told(locate, tmp_path, monkeypatch, spread):
+@pytest.mark.parametrize(("spread", "lag"), [(0.0, {}), (0.2, {}), (0.2, {"lag": 0})], ids=str)
+def test_a_drift_of_the_recording_that_the_programs_lack_is_told(locate, tmp_path, monkeypatch, spread, lag):
+    """Also where it is unknown of some sequences which weights sampled them."""
     clean = located(boundary_drift({Boundary(0, "o_proj"): measured(np.zeros(12))}, 0.005))
     monkeypatch.setattr(torch_locate, "locate", lambda *_, **__: clean)
     rng, rows = np.random.default_rng(0), []
@@ -69,7 +70,7 @@ def test_a_drift_of_the_recording_that_the_programs_lack_is_told(locate, tmp_pat
         inference = np.log(rng.uniform(0.05, 0.4, 20))
         train = inference + spread * rng.standard_normal(20) - spread**2 / 2
         rows.append({"token_ids": rng.integers(0, 128, 20).tolist(), "task": "code", "train_logprobs": train.tolist(),
-                     "inference_logprobs": inference.tolist()})  # fmt: skip
+                     "inference_logprobs": inference.tolist()} | (lag if len(rows) % 2 else {}))  # fmt: skip
     (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, _ = locate("--slice", "code")
     assert code == 0
