@@ -101,7 +101,8 @@ class Server:
     ) -> None:
         ids, logprobs = generate(prompts, COMPLETION)
         scored = score(self._model, prompts, ids)
-        recorder.compare(scored, logprobs, token_ids=ids, attributes=[{"task": task} for task in tasks])
+        attributes = [{"task": task} for task in tasks]
+        recorder.compare(scored, logprobs, token_ids=ids, prompt_ids=prompts, attributes=attributes)
 
     def close(self) -> None:
         """Export what is left."""

@@ -300,7 +300,7 @@ def _not_reproduced(contract: Contract, path: str, slice: str) -> list[str]:
         recording = distinct(load_recording(path))
     except (ValueError, OSError, ImportError):
         return []
-    # Of an unknown age: a verdict would not tell drift from staleness.
+    # Without a lag, a verdict would not tell drift from staleness.
     recording = replace(recording, attributes=tuple({LAG: 0, **row} for row in recording.attributes))
     verdicts = judge(contract, by_contract(recording, contract), time.time()).verdicts
     broken = [verdict for verdict in verdicts if verdict.status == "FAIL" and verdict.cell.slice == slice]

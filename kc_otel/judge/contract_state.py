@@ -443,7 +443,8 @@ class ContractState:
     def sharers(self, metric: str) -> Collection[Pair]:
         """The latest pair of each version that has a share of the requests: none has replaced it."""
         newest = self.newest.get(metric, {})
-        return {pair[1]: pair for pair in sorted(newest, key=newest.__getitem__) if pair[1] in self.sharing}.values()
+        sharing = [pair for pair in newest if pair[1] in self.sharing]
+        return {pair[1]: pair for pair in sorted(sharing, key=newest.__getitem__)}.values()
 
     def has_room_for(self, streams: int, count: int, now: float) -> bool:
         """Return True if so many streams more, with so many observations, may be taken together at `now`."""

@@ -177,11 +177,12 @@ class Recording:
     def age_unknown(self) -> NDArray[np.bool_]:
         """Mask of the sequences of which one side's weights are known, and no lag of those that sampled."""
         steps: Iterable[int | None] = repeat(None) if self.versions is None else self.versions[self.starts].tolist()
-        return np.array([
+        unknown = (
             math.isnan(_step(row.get(LAG)))
             and lag_unknown(row.get("train_weights"), row.get("inference_weights") if step is None else step)
             for row, step in zip(self.attributes, steps, strict=False)
-        ])  # fmt: skip
+        )
+        return np.fromiter(unknown, np.bool_)
 
     def with_attributes(self, given: Mapping[str, Scalar]) -> Recording:
         """The recording with attributes that every sequence gets besides its own; these win."""

@@ -339,8 +339,8 @@ async def _tick_forever(
             faults.report("", "telling others", {"metrics or webhooks": error})
         if core.decisions.version != before:
             await decided.notify()
-        # However long an evaluation takes, as much time is left to those who send and ask; the disk takes none of it.
-        # A machine that slept in the middle of one needs no rest.
+        # As much time as an evaluation takes is left to those who send and ask; the disk takes none of it. More than
+        # this is a machine that slept in the middle of one.
         following = max(following + config.tick, loop.time() + min(core.tick_seconds, _MAX_REST_SECONDS))
         await asyncio.sleep(following - loop.time())
 

@@ -73,11 +73,14 @@ def test_latencies_of_the_engine_are_judged() -> None:
 
 
 def test_a_scrape_that_is_restarted_counts_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the same sender of the same counts; of a page that hides the engine's start, the first one only begins."""
+    """It is the same sender of the same counts; of a page that hides the engine's start, the first one only begins.
+
+    Its name has no secret of the URL.
+    """
     sent = []
     monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: nullcontext(Mock()))
     monkeypatch.setattr(measure_commands, "ExportLoop", lambda *_, **options: sent.append(options) or Mock())
-    assert commands("scrape")(PAGE)[0] == 0
+    assert commands("scrape")(PAGE.replace("//", "//ada:secret@") + "?key=secret")[0] == 0
     assert sent[0]["resource"].attributes["service.instance.id"] == f"{socket.gethostname()} {PAGE}"
     engine = Engine()
     engine.registry.unregister(next(iter(engine.registry._names_to_collectors.values())))

@@ -322,14 +322,11 @@ def judge(
 
     def unknown_in(part: Recording) -> NDArray[np.bool_]:
         """A row without a lag beside others with one may be as old."""
-        found: NDArray[np.bool_] = part.age_unknown | [aged and LAG not in row for row in part.attributes]
-        return found
+        return part.age_unknown | np.fromiter((aged and LAG not in row for row in part.attributes), np.bool_)
 
     unknown = {name for name, part in parts.items() if part is not None and unknown_in(part).any()}
     verdicts = tuple(
-        replace(verdict, status=Status.INCONCLUSIVE, reason=f"{verdict.reason.split(': ')[0]}; {_TOGETHER_TEXT}")
-        if verdict.cell.slice in unknown and (verdict.status is Status.FAIL or verdict.lower > verdict.limit)
-        else verdict
+        _together(verdict) if verdict.cell.slice in unknown else verdict
         for verdict in without_windows(contract, evidence, now)
     )
     return RecordingVerdicts(
@@ -341,6 +338,15 @@ def judge(
         tuple(causes),
         float(unknown_in(known.recording).mean()),
     )
+
+
+def _together(verdict: Verdict) -> Verdict:
+    """Return a verdict on sequences of unknown age: a lower bound above the limit is no FAIL of the kernel."""
+    if verdict.status is not Status.FAIL and not verdict.lower > verdict.limit:
+        return verdict
+    # No number of samples makes a FAIL, so the number that is missing goes.
+    reason = verdict.reason if verdict.status is Status.FAIL else verdict.reason.partition(": ")[0]
+    return replace(verdict, status=Status.INCONCLUSIVE, reason=f"{reason}; {_TOGETHER_TEXT}")
 
 
 def _mean_on(observed: Mapping[str, RecordingObservations], key: str, slice: str) -> Binned | None:

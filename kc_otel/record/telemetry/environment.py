@@ -24,6 +24,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, OTELResourceDetector, Resource
@@ -58,9 +59,15 @@ def process_resource(taken: Container[str] = (), own: Mapping[str, str] | None =
 
 
 def instance_of(source: Path | str) -> dict[str, str]:
-    """Return the identity of the one reader of a file, or of a page's URL: after a restart it is the same recorder."""
-    place = source.resolve() if isinstance(source, Path) else f" {source}"
-    return {SERVICE_INSTANCE_ID: f"{socket.gethostname()}{place}"}
+    """Return the identity of the one reader of a file, or of a page's URL: after a restart it is the same recorder.
+
+    The URL's credentials and query stay out of it.
+    """
+    if isinstance(source, Path):
+        return {SERVICE_INSTANCE_ID: f"{socket.gethostname()}{source.resolve()}"}
+    parts = urlsplit(source)
+    page = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return {SERVICE_INSTANCE_ID: f"{socket.gethostname()} {page}"}
 
 
 def resource_of_run(system: str, algorithm: str | None, model: str | None) -> dict[str, str]:
