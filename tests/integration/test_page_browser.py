@@ -285,6 +285,45 @@ def test_evidence_of_a_depth(browser: Any, serve: Callable[..., Evaluator]) -> N
     assert chart["rows"][5][1][:2] == ["layer 1, o_proj", "0.08"]
 
 
+def test_a_headline_says_no_more_than_is_known(browser: Any, serve: Callable[..., Evaluator]) -> None:
+    """Undecided is not green, input that fails its checks breaks no promise, and who never reported has not stopped."""
+    browser.open(serve().api)
+    browser.wait("document.querySelector('.mark')")
+
+    def shown(counts: dict[str, int], *incidents: dict[str, Any], heard: bool = True) -> list[str]:
+        plain = {
+            "contract": "p", "state": "broken", "state_text": "", "since": 1, "slices": ["code"], "cells": [], "clauses": ["tv"],
+            "extents": [], "growth": [], "actions": [], "diagnoses": [], "only_route_left": False, "went_away": False,
+            "kernel_train": "t", "kernel_inference": "q", "headline": "",
+        }  # fmt: skip
+        overview = {
+            "incidents": [{"id": str(number), **plain, **one} for number, one in enumerate(incidents)], "counts": {"p": counts},
+            "now": 9, "at": 9, "heard": heard, "missing": [], "in_force": [], "no_traffic": {},
+        }  # fmt: skip
+        contract = {"name": "p", "kernels": [{"role": "inference", "version": "q", "name": "q"}] * heard}
+        given = {"overview": overview, "contracts": [contract], "promotions": [], "health": {"failures": {}}}
+        return browser.evaluate(f"""import('/page/overview.js').then((page) => {{
+          page.showOverview({json.dumps(given)});
+          const title = document.querySelector('#overview-title');
+          return [title.textContent, title.className, ...[...document.querySelectorAll('.incident .badge')].map((one) => one.innerText)];
+        }})""")
+
+    browser.evaluate("document.querySelector('#pause').click()")  # nothing else is drawn over it
+    fail, invalid = {"status": "FAIL", "on": "fail"}, {"status": "FAIL", "on": "invalid-input", "clauses": ["input"]}
+    undecided = {"status": "INCONCLUSIVE", "on": "inconclusive"}
+    waiting = {"status": "NO_DATA", "on": "no-data", "state_text": "Waiting for first data"}
+    assert shown({"PASS": 2}) == ["Every promise holds on what is measured", "pass"]
+    assert shown({"PASS": 1, "INCONCLUSIVE": 1}) == ["Nothing is known to be broken", ""]
+    assert shown({"PASS": 2}, undecided)[:2] == ["Nothing is known to be broken", ""]
+    assert shown({"FAIL": 1}, fail | {"slices": ["long"]}, invalid) == [
+        "1 promise was broken on long", "fail", "✕ Fail", "⊘ Invalid input",
+    ]  # fmt: skip
+    assert shown({"INVALID_INPUT": 1}, invalid) == ["Sequences fail the input checks", "fail", "⊘ Invalid input"]
+    assert shown({"NO_DATA": 1}, waiting, heard=False)[:2] == ["Waiting for the first data", "silent"]
+    assert shown({"PASS": 1, "NO_DATA": 1}, waiting)[:2] == ["Nothing is known to be broken", ""]
+    assert shown({"NO_DATA": 1}, waiting | {"state_text": "No data"})[:2] == ["A kernel has stopped reporting", "silent"]
+
+
 def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve: Callable[..., Evaluator]) -> None:
     """Of a directive that has been asked for long enough for a program to say that it looks at it."""
     browser.open(serve().api)
@@ -574,7 +613,7 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
     browser.wait(f"{title} === 'Nothing has been evaluated for 1 min 15 s'")
     assert browser.evaluate("document.querySelector('#overview-title').className") == "fail"
     said = browser.evaluate("document.querySelector('#overview-sub').textContent")
-    assert re.match(r"At \d.*: Nothing measured is broken; the evaluator fails\. ", said)
+    assert re.match(r"At \d.*: Nothing is known to be broken; the evaluator fails\. ", said)
     assert browser.evaluate("document.querySelector('#live-dot').className") == "dot lost"
     assert browser.evaluate("document.title") == "! nothing is judged · kc-otel"
     never = "import('/page/format.js').then((page) => page.lateness({{at: null, now: 1000, started_at: {}}}))"

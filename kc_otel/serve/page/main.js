@@ -8,7 +8,7 @@ import { showEvents } from "./events.js";
 import { showGrids, watchFilter } from "./grid.js";
 import { closeIncident, openIncident, refreshIncident } from "./incident.js";
 import { showNotices } from "./notices.js";
-import { badge, showOverview, showSparks } from "./overview.js";
+import { badge, brokenOf, showOverview, showSparks } from "./overview.js";
 
 const MIN_WAIT = 1000;
 const MAX_WAIT = 15000;
@@ -95,9 +95,10 @@ function show(news = "") {
 function title(overview) {
   const { incidents } = overview;
   if (lateness(overview)) return "! nothing is judged · kc-otel";
-  const broken = incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left).length;
+  const open = brokenOf(overview);
+  const broken = open.filter((one) => one.on === "fail").length;
   const contained = incidents.filter((one) => one.state === "contained").length;
-  return broken ? `✕ ${broken} broken · kc-otel` : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";
+  return broken ? `✕ ${broken} broken · kc-otel` : open.length ? "⊘ invalid input · kc-otel" : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";
 }
 
 function showContracts() {
