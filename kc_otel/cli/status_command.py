@@ -215,7 +215,7 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
     titles = {"kernel_inference": "kernel", "kernel_train": "against"}
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for header in ("verdict", "for", "clause", "slice", *(titles[side] for side in sides)):
-        table.add_column(header, no_wrap=True)
+        table.add_column(header, no_wrap=header not in {"clause", "slice"}, overflow="fold")  # these alone may be long
     for header in ("estimate", *(["interval"] if wide else []), "limit", *(["samples"] if wide else [])):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("fires", no_wrap=True)

@@ -62,6 +62,18 @@ def test_cells_that_differ_only_in_the_training_kernel_say_so() -> None:
     assert {row[0] for row in rows} == {"ENDED"}
 
 
+def test_long_names_cut_no_verdict_no_number_and_no_fingerprint() -> None:
+    named = {"clause": "share-of-prompts-beyond-the-cap", "slice": "customers-of-the-northern-region"}
+    versions = "a1" * 6, "b2" * 6
+    cells = [cell("INCONCLUSIVE", kernel_inference=version, firing=["critical"], **named) for version in versions]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*_tables(cells, 60.0, 80, most=20))
+    said = console.export_text()
+    assert [said.count(word) for word in ("INCONCLUSIVE", " a1a1a1a1a1a1 ", " critical")] == [2, 1, 2]
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
 def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     statuses = ["FAIL"] * 15 + ["NO_DATA"] * 15 + ["PASS"] * 30
     cells = [cell(status, slice=f"s{index}") for index, status in enumerate(statuses)]
