@@ -103,7 +103,7 @@ class SliceSpec(Strict):
     )
     """Attribute to value, list of values, or comparison (`">= 8192"`). All conditions must hold."""
     description: str = Field(default="", max_length=500)
-    """One sentence for dashboards and webhooks."""
+    """One sentence for readers of the contract."""
 
     @field_validator("where")
     @classmethod
@@ -164,9 +164,9 @@ class Observability(Strict):
     sampling: Number = Field(default=1.0, gt=0.0, le=1.0)
     """Share of batches that the recorder measures."""
     heartbeat: Duration = 60.0
-    """Silence after which a kernel pair is NO_DATA."""
+    """Silence after the next report was due, which makes a kernel pair NO_DATA."""
     max_series: int = Field(default=2000, ge=1, strict=True)
-    """Largest number of streams per contract; the rest counts as slice `other`."""
+    """Largest number of series per contract; slices without room count as `other`."""
 
     @property
     def late(self) -> float:
