@@ -104,7 +104,7 @@ def test_an_alert_is_listed_and_acknowledged(kc):
     assert "acknowledged by ada: looking" in kc("alerts", "list")[1]
     assert "ada is at work on token-tv on code (looking)" in kc("status")[1]
     assert "acknowledged  policy: ada acknowledged token-tv on code: looking" in kc("events")[1]
-    assert "; then: " in (shown := kc("events")[1])
+    assert "; due: " in (shown := kc("events")[1])
     assert "route:train-kernel" in shown
     assert kc("alerts", "ack", "policy", "--slice", "code", "--why", "my shift", "--by", "bob")[0] == 0
     assert "bob acknowledged token-tv on code, and took over from ada: my shift" in kc("events")[1]

@@ -54,11 +54,13 @@ async function look() {
     lost ||= Date.now() / 1000;
     live("lost", "No answer");
     document.title = "! no answer · kc-otel";
+    fill(byId("overview-title"), "No evaluator answers");
+    byId("overview-title").className = "fail";
     console.warn(error.message);
   }
   showNotices(state, lost);
-  if (paused || document.hidden) return;
-  timer = setTimeout(look, Math.min(Math.max(MIN_WAIT, SHARE * (performance.now() - started)), MAX_WAIT));
+  // The title of a page behind others tells what is broken, too.
+  if (!paused) timer = setTimeout(look, document.hidden ? MAX_WAIT : Math.min(Math.max(MIN_WAIT, SHARE * (performance.now() - started)), MAX_WAIT));
 }
 
 /** Everything on the page, for the contract chosen in the address or for all of them. */
