@@ -93,6 +93,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
     assert "a webhook to pager due" in browser.evaluate("document.querySelector('#events').innerText")
     assert f"vllm 2 int8 ({BAD.fingerprint})" in said
     assert browser.evaluate("document.title").startswith("◐ 1 contained")
+    assert browser.evaluate("document.querySelector('#contracts [role=img]').ariaLabel") == "Contained"
 
     browser.wait("document.querySelector('.incident .spark .chart')")
     told = browser.accessible()

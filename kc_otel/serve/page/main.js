@@ -105,9 +105,8 @@ function title(overview) {
 
 function showContracts() {
   const every = state.contracts.length > 1 ? [{ name: "", status: null }, ...state.contracts] : state.contracts;
-  // Cells that pass are no sign that nothing is open.
   const mark = (one) => {
-    const open = one.status === "PASS" && state.overview.incidents.find((incident) => incident.contract === one.name);
+    const open = state.overview.incidents.find((incident) => incident.contract === one.name); // its most urgent one
     return open ? badge(open) : STATES[one.status];
   };
   sync(

@@ -61,7 +61,7 @@ function showSpark(node, chart) {
   return node;
 }
 
-/** Breaches, and input that fails its checks: neither over nor contained. */
+/** Breaches and invalid input, neither over nor contained. */
 export const brokenOf = ({ incidents }) => incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left);
 
 /** True if a breach is over and only its route remains. */
@@ -165,8 +165,7 @@ export function badge(one) {
   if (one.state === "unproven") return { shape: "–", word: "Unproven", tone: "silent" };
   if (one.only_route_left) return { shape: "◐", word: "Route remains", tone: "open" };
   if (one.state === "resolved") return one.state_text === "Resolved" ? { shape: "✓", word: "Resolved", tone: "pass" } : { shape: "–", word: "Over", tone: "silent" };
-  if (one.on === "invalid-input") return STATES.INVALID_INPUT;
-  return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.status];
+  return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.on === "invalid-input" ? "INVALID_INPUT" : one.status];
 }
 
 /** True if a route is set that no router has applied. */
