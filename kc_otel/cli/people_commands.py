@@ -84,7 +84,7 @@ def silence(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Silence alerts for a while: no webhook, no log record.
+    """Silence alerts for a while: no webhook, no log record, except of the end of what was told before.
 
     Routes, quarantines and halts still happen.
 

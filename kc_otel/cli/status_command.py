@@ -42,7 +42,8 @@ def status(
     after its rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if
     a breach is unproven (it went away without proof of recovery), if points arrive that are not judged, if a shard does
     not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or if a webhook endpoint is
-    disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
+    disabled. Exits with 0 otherwise, also while cells are INCONCLUSIVE. An incident of which only a route remains is
+    over.
 
     Examples:
       kc-otel status
