@@ -506,6 +506,7 @@ def test_a_change_is_announced_and_a_pause_is_kept(browser, serve, recorder):
     browser.open(evaluator.api)
     browser.wait("document.querySelector('.mark.pass')")
     browser.evaluate("Object.defineProperty(document, 'hidden', { value: true })")  # behind others
+    time.sleep(2.0)  # a look that was due already
     for _ in range(10):
         traffic.send(code=0.3, prose=0.005)
         time.sleep(0.2)
