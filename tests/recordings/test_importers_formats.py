@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -238,17 +239,43 @@ def test_verl_batches_name_prompts_and_multiply_their_masks(tmp_path, proto):
         np.testing.assert_array_equal(first.train, np.delete(numbers()[0][0], [2, 3]))
 
 
-def test_verl_batches_of_its_own_tensordict_and_of_bare_tensors_are_read(tmp_path, proto):
+def _rebuild_tensordict_files_consolidated(*_):
+    raise AssertionError("tensordict's own code ran")
+
+
+class Consolidated:
+    """Pickles as a TensorDict of tensordict 0.10 does after `consolidate`: as views of one storage of bytes."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def __reduce__(self):
+        torch, leaves, parts, end = pytest.importorskip("torch"), {}, [], 0
+        for name, tensor in self.tensors.items():
+            parts.append(tensor.contiguous().reshape(-1).view(torch.uint8))
+            begin, end = end, end + parts[-1].numel()
+            leaves[name] = str(tensor.dtype), list(tensor.shape), begin, end, 0
+        return _rebuild_tensordict_files_consolidated, ({"cls": "TensorDict", "leaves": leaves}, torch.cat(parts))
+
+
+def test_verl_batches_of_its_own_tensordict_and_of_bare_tensors_are_read(tmp_path, monkeypatch, proto):
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(array.copy()) for name, array in verl_arrays().items()}
     kinds = {"plain": tensors, "bfloat16": tensors | {"advantages": tensors["advantages"].bfloat16()}}
+    kinds["consolidated"] = Consolidated(tensors)
     with contextlib.suppress(ImportError):
         from tensordict import TensorDict
 
         kinds["tensordict"] = TensorDict(tensors, batch_size=[3]).contiguous().consolidate()
     for name, batch in kinds.items():
         buffer = io.BytesIO()
-        torch.save(batch, buffer)
+        with monkeypatch.context() as patched:
+            if name == "consolidated":
+                rebuild = _rebuild_tensordict_files_consolidated
+                patched.setattr(rebuild, "__module__", "tensordict._reductions")
+                patched.setitem(sys.modules, "tensordict", types.ModuleType("tensordict"))
+                patched.setitem(sys.modules, rebuild.__module__, SimpleNamespace(**{rebuild.__name__: rebuild}))
+            torch.save(batch, buffer)
         for ending, content in (("pkl", proto((buffer.getvalue(), OTHERS, META))), ("pt", buffer.getvalue())):
             path = tmp_path / f"{name}.{ending}"
             path.write_bytes(content)
