@@ -131,15 +131,20 @@ def _skyrl(record: Mapping[str, Any], path: Path) -> _Sequence:
 
     Source: NovaSky-AI/SkyRL 0.3.0 at a9564572eb8e, skyrl/train/trainer.py (`dump_data`, after log-probabilities and
     advantages are there; rewards are gone by then), skyrl/train/dataset/preprocess.py: `sequences` [sequences, prompt
-    and response] are padded on the left, and what is of responses alone, [sequences, response], too.
-    `action_log_probs` are log P at the start of the step, `rollout_logprobs` log Q where the engine was asked for them
-    (`generator.sampling_params.logprobs`); a token counts under `response_mask` and `loss_mask` both.
+    and response] are one block, padded on the left, and what is of responses alone, [sequences, response], too: before
+    a response shorter than the longest stands the end of its prompt. `action_log_probs` are log P at the start of the
+    step, `rollout_logprobs` log Q where the engine was asked for them (`generator.sampling_params.logprobs`); a token
+    counts under `response_mask`, which begins where the response does, and `loss_mask` both.
     """
     step, mask = _step_in(_SKYRL_NAME, path), record["loss_mask"] != 0
     own, prompt = _split(record.get("sequences"), mask.size)
-    mask = mask & (record.get("response_mask", mask) != 0)
-    columns = {"mask": mask, "token_ids": own, "advantages": record.get("advantages")}
-    return columns, with_prompt(given(step=step, train_weights=step), {"prompt_ids": prompt})
+    response = record.get("response_mask", mask) != 0
+    if own is not None:
+        prompt = np.concatenate([prompt, own[: _first(response)]])
+        prompt = prompt[np.asarray(record.get("attention_mask", np.ones(prompt.size)))[: prompt.size] != 0]
+    attributes = given(step=step, train_weights=step, prompt_tokens=None if prompt is None else int(prompt.size))
+    columns = {"mask": mask & response, "token_ids": own, "advantages": record.get("advantages")}
+    return columns, with_prompt(attributes, {"prompt_ids": prompt})
 
 
 def _slime(record: Mapping[str, Any], _: Path) -> _Sequence:
