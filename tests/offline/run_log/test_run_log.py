@@ -433,6 +433,19 @@ def test_a_log_of_two_runs_is_refused(tmp_path):
         read_run_log(tmp_path / "runs")
 
 
+def test_numbers_that_count_different_steps_are_not_ordered():
+    """Drift of slime is by optimizer step, with four to a rollout, and the reward by rollout."""
+    series = {"drift": np.repeat(np.where(STEPS < 150, 1e-3, 5e-3), 4), "reward": np.where(STEPS < 225, STEPS, 0.0)}
+    log = {ROLES[role][0]: (np.arange(1, values.size + 1), values) for role, values in series.items()}
+    found = {finding.rule: finding for finding in diagnose_run(log, roles_of(log))}
+    assert found["drift-rises"].found
+    assert found["drift-before-collapse"].found is None
+    assert found["drift-before-collapse"].said == (
+        "rollout_corr/k3_kl goes to step 1200 and critic/score/mean goes to step 300: they count different steps, or "
+        "one stops early"
+    )
+
+
 def test_training_is_read_where_evaluation_has_the_same_names():
     log = {f"{part}/reward": (STEPS, STEPS * 1.0) for part in ("eval", "train")}
     assert roles_of(log, None)["reward"] == "train/reward"
