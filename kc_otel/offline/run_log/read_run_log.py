@@ -37,6 +37,8 @@ _STEPS: Final = (
 )  # fmt: skip
 """Names of a row's step: the trainer's, and last the logger's, which counts rows (Open-Instruct's global_step counts
 episodes beside its training_step)."""
+_SAMPLED: Final = frozenset({"output", "completion", "token_ids", "train_logprobs", "trainer_logprobs"})
+"""Keys of a sequence: rollouts that lie beside a log are no log."""
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
 _CONSOLE_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
 _MAX_FILE_BYTES: Final = 1 << 30
@@ -160,7 +162,7 @@ def _lines(text: str) -> Iterator[Any]:
 
 def _rows(rows: Iterable[Any]) -> Iterator[Scalar]:
     for row in rows:
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) or not _SAMPLED.isdisjoint(row):
             continue
         values = {**row, **row["data"]} if isinstance(row.get("data"), dict) else row
         numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}

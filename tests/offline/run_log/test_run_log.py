@@ -417,6 +417,17 @@ def test_a_csv_of_any_program_is_read(tmp_path, text):
     assert steps.tolist() == values.tolist() == list(range(40))
 
 
+@pytest.mark.parametrize("own", [{"input": "1+1", "output": "2"}, {"token_ids": [3, 8], "group": 1}])
+def test_rollouts_beside_a_log_are_no_part_of_it(tmp_path, own):
+    rows = [{"step": step, "reward": 0.5, **more} for step in range(20) for more in ({}, own | {"reward": 1.0})]
+    logged, sampled = ([row for row in rows if ("group" in row or "input" in row) is part] for part in (False, True))
+    for name, lines in (("log", logged), ("rollouts", sampled)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    told = []
+    assert read_run_log(tmp_path, told.append)["reward"][1].tolist() == [0.5] * 20
+    assert not told
+
+
 def test_a_log_of_two_runs_is_refused(tmp_path):
     """Or the last one would stand for both, and the one that collapsed would be sound."""
     (tmp_path / "two.csv").write_text(rows(runs=("collapsed", "healthy")))
