@@ -346,6 +346,13 @@ def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
         files_of([tmp_path / "nowhere"])
 
 
+def test_rollouts_that_slime_dumps_beside_its_training_data_are_left_out(tmp_path):
+    for folder in ("rollout_data", "train_data"):
+        write_rows(tmp_path / folder / "0.pt", [])
+    assert files_of([tmp_path]) == [tmp_path / "train_data" / "0.pt"]
+    assert files_of([tmp_path / "rollout_data"]) == [tmp_path / "rollout_data" / "0.pt"]
+
+
 def test_what_a_trainer_wrote_is_a_recording_and_so_is_its_folder(tmp_path):
     train, inference = numbers(4)
     for rank in range(2):

@@ -43,13 +43,18 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = (file for file in path.rglob("*") if file.is_file())
-            found += sorted((file for file in inside if file.name.lower().endswith(_ENDINGS)), key=_natural)
+            inside = (file for file in path.rglob("*") if file.is_file() and file.name.lower().endswith(_ENDINGS))
+            found += sorted((file for file in inside if not _is_before_training(file, path)), key=_natural)
         elif path.exists():
             found.append(path)
         else:
             raise FileNotFoundError(f"{path}: there is no such file or folder")
     return list(dict.fromkeys(found))
+
+
+def _is_before_training(file: Path, folder: Path) -> bool:
+    """Return True for what slime's --dump-details writes beside its training data: rollouts, which have no log P."""
+    return file.suffix == ".pt" and file.parent != folder and file.parent.name == "rollout_data"
 
 
 def _natural(path: Path) -> list[int | str]:
