@@ -346,11 +346,11 @@ def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
         files_of([tmp_path / "nowhere"])
 
 
-def test_rollouts_that_slime_dumps_beside_its_training_data_are_left_out(tmp_path):
-    for folder in ("rollout_data", "train_data"):
-        write_rows(tmp_path / folder / "0.pt", [])
-    assert files_of([tmp_path]) == [tmp_path / "train_data" / "0.pt"]
-    assert files_of([tmp_path / "rollout_data"]) == [tmp_path / "rollout_data" / "0.pt"]
+def test_what_trainers_write_without_log_probabilities_beside_their_training_data_is_left_out(tmp_path):
+    names = ("exp_001/train_data_step2.jsonl", "exp_001/val_data_step2.jsonl", "rollout_data/0.pt", "train_data/0.pt")
+    files = [write_rows(tmp_path / name, []) for name in names]
+    assert files_of([tmp_path]) == [files[0], files[3]]
+    assert files_of([files[1], tmp_path / "rollout_data"]) == files[1:3], "what is asked for is read, or refused"
 
 
 def test_what_a_trainer_wrote_is_a_recording_and_so_is_its_folder(tmp_path):

@@ -25,6 +25,7 @@ _OTHERS, _META = "other columns", "meta"
 _LONGEST_TEXT: Final = 200
 """Characters from which a text is content, not an attribute."""
 _NEMO_NAME: Final = re.compile(r"train_data_step(\d+)\.jsonl(\.gz)?$")
+_NEMO_VALIDATION: Final = re.compile(r"val_data_step\d+\.jsonl")
 _SKYRL_NAME: Final = re.compile(r"global_step_(\d+)_training_input\.pkl$")
 _PRIME_SCHEMA: Final = 1
 _SLIME_VERSION: Final = 2
@@ -44,7 +45,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             inside = (file for file in path.rglob("*") if file.is_file() and file.name.lower().endswith(_ENDINGS))
-            found += sorted((file for file in inside if not _is_before_training(file, path)), key=_natural)
+            found += sorted((file for file in inside if not _is_unscored(file, path)), key=_natural)
         elif path.exists():
             found.append(path)
         else:
@@ -52,9 +53,13 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _is_before_training(file: Path, folder: Path) -> bool:
-    """Return True for what slime's --dump-details writes beside its training data: rollouts, which have no log P."""
-    return file.suffix == ".pt" and file.parent != folder and file.parent.name == "rollout_data"
+def _is_unscored(file: Path, folder: Path) -> bool:
+    """Return True for files without log P that trainers write beside the others: slime's rollouts, NeMo's validation.
+
+    slime writes them with --dump-details; NeMo-RL's nemo_rl/algorithms/grpo.py names its own.
+    """
+    of_slime = file.suffix == ".pt" and file.parent != folder and file.parent.name == "rollout_data"
+    return of_slime or _NEMO_VALIDATION.match(file.name) is not None
 
 
 def _natural(path: Path) -> list[int | str]:
