@@ -65,7 +65,7 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
     for file in files:
         own: dict[str, dict[int, float]] = {}
         try:
-            repeated |= _put(own, _scalars(file))
+            repeated |= _put(own, _scalars(file), in_order=True)
         except (ValueError, csv.Error, OverflowError) as error:
             raise RunLogError(f"{file}: {error}") from None
         if any(_are_two(found.get(name, {}), by_step) for name, by_step in own.items()):
@@ -78,19 +78,29 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
         raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
     if repeated:
         said = f"{len(repeated)} steps from {min(repeated)} to {max(repeated)}"
-        say(f"{path}: {said} have several numbers, as after a resume: the last of each counts")
+        say(f"{path}: {said} have earlier numbers, as after a resume or a restart, which do not count")
     return {name: _columns(by_step) for name, by_step in sorted(found.items())}
 
 
-def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar]) -> set[int]:
-    """Add scalars; returns the steps of those that had another number before."""
-    repeated = set()
+def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar], *, in_order: bool = False) -> set[int]:
+    """Add scalars; returns the steps of those that had another number before.
+
+    Of scalars in the order in which they were logged, a step that has another number than before begins the run anew
+    from there: what had come later is not of this run.
+    """
+    repeated: set[int] = set()
+    newest: dict[str, int] = {}
     for step, name, value in scalars:
         if not -_MAX_STEP < step < _MAX_STEP:
             raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
         known = into.setdefault(name, {})
         if not _agree(known.get(step, value), value):
-            repeated.add(step)
+            later = [at for at in known if at > step] if in_order and step < newest[name] else []
+            repeated.update((step, *later))
+            for at in later:
+                del known[at]
+            newest[name] = step
+        newest[name] = max(newest.get(name, step), step)
         known[step] = value
     return repeated
 

@@ -108,13 +108,23 @@ def test_steps_that_are_there_again_after_a_resume_are_said(tmp_path):
     again = [{"step": step, "reward": -1.0} for step in range(15, 20)]
     (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*first, *first[:3], *again]))
     assert read_run_log(tmp_path / "run.jsonl", notes.append)["reward"][1][-1] == -1.0
-    assert notes == [
-        f"{tmp_path}/run.jsonl: 5 steps from 15 to 19 have several numbers, as after a resume: the last of each counts"
-    ]
+    said = "5 steps from 15 to 19 have earlier numbers, as after a resume or a restart, which do not count"
+    assert notes == [f"{tmp_path}/run.jsonl: {said}"]
     (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in first))
     (tmp_path / "second.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in again))
     read_run_log(tmp_path, notes.append)
-    assert "5 steps from 15 to 19 have several numbers" in notes[1]
+    assert "5 steps from 15 to 19 have earlier numbers" in notes[1]
+
+
+def test_a_restarted_run_is_not_continued_by_the_later_steps_of_the_one_before(tmp_path):
+    """In one log, as `tee -a` makes it, the second run has not come as far as the first."""
+    lines = [f"step:{step} - rollout_corr/k3_kl:{drift}" for end, drift in ((120, 8e-3), (45, 2e-3))
+             for step in range(1, end + 1)]  # fmt: skip
+    (tmp_path / "run.log").write_text("\n".join(lines))
+    notes = []
+    steps, drift = read_run_log(tmp_path / "run.log", notes.append)["rollout_corr/k3_kl"]
+    assert (steps[-1], set(drift)) == (45, {2e-3})
+    assert "120 steps from 1 to 120 have earlier numbers" in notes[0]
 
 
 def test_what_moves_with_the_weights_is_told():
