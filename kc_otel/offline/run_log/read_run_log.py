@@ -72,7 +72,8 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
             raise RunLogError(
                 f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
             )
-        repeated |= _put(found, ((step, name, value) for name, by in own.items() for step, value in by.items()))
+        scalars = ((step, name, value) for name, by in own.items() for step, value in by.items())
+        repeated |= _put(found, scalars, in_order="tfevents" in file.name)  # each start of a run has a later name
         before = file if own else before
     if not found:
         raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
@@ -89,7 +90,7 @@ def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar], *, in_ord
     from there: what had come later is not of this run.
     """
     repeated: set[int] = set()
-    newest: dict[str, int] = {}
+    newest = {name: max(by_step) for name, by_step in into.items()}
     for step, name, value in scalars:
         if not -_MAX_STEP < step < _MAX_STEP:
             raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")

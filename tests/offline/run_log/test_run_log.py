@@ -127,6 +127,14 @@ def test_a_restarted_run_is_not_continued_by_the_later_steps_of_the_one_before(t
     assert "120 steps from 1 to 120 have earlier numbers" in notes[0]
 
 
+def test_a_resumed_run_is_not_continued_by_the_event_file_of_the_one_before(tmp_path):
+    for number, (drift, steps) in enumerate(((8e-3, range(1, 121)), (2e-3, range(101, 107)))):
+        content = b"".join(event(step, b"rollout_corr/k3_kl", drift) for step in steps)
+        (tmp_path / f"events.out.tfevents.170000000{number}.host.1.0").write_bytes(content)
+    steps, drift = read_run_log(tmp_path)["rollout_corr/k3_kl"]
+    assert (steps[-1], set(drift[-6:])) == (106, {float(np.float32(2e-3))})
+
+
 def test_what_moves_with_the_weights_is_told():
     base, lag = sound(3), (STEPS % 4).astype(float)
     found = said(base | {"drift": base["drift"] * (1.0 + lag), "lag": lag})
