@@ -77,7 +77,9 @@ class AlertStep:
         matchers = {"kc.contract": self.contract.name}
         if self.clause is None:
             window = format_duration(self.contract.observability.window)
-            counted = f"increase({selector('kc.input.invalid', matchers, INVALID_ONCE)}[{window}])"
+            failed = selector("kc.input.invalid", matchers, INVALID_ONCE)
+            # `increase` does not count the first value of a series that appears.
+            counted = f"({failed} unless last_over_time({failed}[1d] offset {window})) or increase({failed}[{window}])"
             return f"sum by ({', '.join(CELL_LABELS[1:])}) ({counted})"
         return f"max by ({', '.join(CELL_LABELS)}) ({self.verdicts})"
 

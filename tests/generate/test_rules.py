@@ -32,8 +32,9 @@ def test_invalid_input_is_counted_over_the_contracts_window(policy):
     """No clause owns it; the increase over the window is what the evaluator looks at, and a sequence counts once."""
     (alert,) = (alert for alert in alert_steps(policy) if alert.clause is None)
     kernels = "kc_kernel_train, kc_kernel_inference"
+    failed = 'kc_input_invalid_total{kc_contract="policy-7b", kc_slice=~"all|"}'
     assert expression(alert) == (
-        f'sum by ({kernels}) (increase(kc_input_invalid_total{{kc_contract="policy-7b", kc_slice=~"all|"}}[5m])) > 0'
+        f"sum by ({kernels}) (({failed} unless last_over_time({failed}[1d] offset 5m)) or increase({failed}[5m])) > 0"
     )
     assert alert_rule(alert)["labels"]["kernel_inference"] == "{{ $labels.kc_kernel_inference }}"
 
