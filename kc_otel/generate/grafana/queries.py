@@ -24,13 +24,13 @@ SEVERITIES: Final = ("info", "warning", "critical")
 """From the least to the worst; the code of a severity is its place, from 1."""
 
 ACTION_BITS: Final = (
-    ("halt", "training halted"),
-    ("route:.*", "sent to training kernel"),
-    ("quarantine-rollouts", "rollouts quarantined"),
+    ("halt", "halt"),
+    ("route:.*", "route to training kernel"),
+    ("quarantine-rollouts", "quarantine of rollouts"),
     ("hold-promotion", "promotion held"),
-    ("resync-weights", "weights asked for again"),
-    ("sample-more|locate", "looking closer"),
-    ("notify|webhook:.*", "people told"),
+    ("resync-weights", "weights again"),
+    ("sample-more|locate", "closer look"),
+    ("notify|webhook:.*", "message"),
 )
 """(regular expression of `kc.action`, in words) of what a step can do; the first has the highest bit."""
 
@@ -176,8 +176,11 @@ def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
 
 
 def increase(metric: str) -> str:
-    """Increase of a recorders' counter over the dashboard's range; nothing where no evaluator lives."""
-    return f"sum(increase({_of_contract(metric)}[$__range])) or (vector(0) and on () ({LIVING}))"
+    """Increase of a recorders' counter over the dashboard's range; nothing where no recorder or evaluator is heard."""
+    of, recorders = _of_contract(metric), health("kc.recorder.sampling")
+    # `increase` does not count the first value of a series that appears.
+    counted = f"({of} unless {of} offset $__range) or increase({of}[$__range])"
+    return f"sum({counted}) or (0 * {recorders} and on () ({LIVING}))"
 
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:
