@@ -156,6 +156,7 @@ def annotation_texts(
     bounds: Mapping[str, str] = MappingProxyType({}),
     sites: Sites = NOWHERE,
     text: Callable[[str], str] = str,
+    actions: str = "Actions",
 ) -> dict[str, str]:
     """Return the texts that the on-call person reads, of values of a cell or templates of them.
 
@@ -173,7 +174,7 @@ def annotation_texts(
     effect = consequence(alert.clause, alert.step.on, where)
     description = (
         choose(effect, _NOT_REFUTED, kept_away(where)) if alert.step.on == "fail" else effect,
-        f"Actions: {', '.join(map(str, alert.step.do))}.",
+        f"{actions}: {', '.join(map(str, alert.step.do))}.",
         f"Now: {REMEDIES[alert.step.on]}{_UNLESS_DONE * (alert.step.on == 'fail')}.",
         text(alert.promise),
         f"Measured: {numbers}." if with_numbers and numbers else "",
