@@ -150,13 +150,8 @@ def minimum_step() -> str:
     return f"ceil(clamp_min(max({of_picked('kc.contract.heartbeat')}), 120) / 4) or vector(30)"
 
 
-def to_train(attributes: tuple[str, ...] = ROUTE) -> str:
-    """1 for slices that the decision table sends to the training kernel."""
-    matcher = f'{label("kc.route.kernel")}="train-kernel"'
-    return f"{cells('kc.route', matcher, attributes=attributes)} == 1"
-
-
-ROUTES: Final = f"({to_train()}) or 0 * {cells('kc.route', attributes=ROUTE)}"
+_TO_TRAIN: Final = f'{label("kc.route.kernel")}="train-kernel"'
+ROUTES: Final = f"({cells('kc.route', _TO_TRAIN, attributes=ROUTE)} == 1) or 0 * {cells('kc.route', attributes=ROUTE)}"
 """1 for slices that the decision table sends to the training kernel instead of a version, 0 for the others."""
 
 
