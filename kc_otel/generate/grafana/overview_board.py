@@ -52,9 +52,13 @@ def _counts() -> Iterator[Any]:
     yield panels.count(
         5, "Alerts firing", about, queries.now(f"count({queries.ALERTS})"), panels.STATUS_COLOURS[Status.FAIL]
     )
-    about = "Open incidents, contained ones and breaches that went away without proof of recovery among them."
+    about = "Contained ones and breaches that went away without proof of recovery are among them."
     yield panels.count(
-        6, "Incidents", about, queries.now(f"count({queries.own('kc.incident')})"), panels.STATUS_COLOURS[Status.FAIL]
+        6,
+        "Open incidents",
+        about,
+        queries.now(f"count({queries.own('kc.incident')})"),
+        panels.STATUS_COLOURS[Status.FAIL],
     )
     health = [panels.link("Health", f"/d/{HEALTH_UID}")]
     yield invalid_panel(12).span(2).data_links(health)
