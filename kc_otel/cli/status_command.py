@@ -27,6 +27,7 @@ _MAX_INCIDENTS = 6
 _MAX_ROWS = 20
 _MAX_DETAILED = 2
 _MAX_ACTIONS = 4
+_MESSAGES = frozenset({"notify", "webhook"})
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "unproven": "magenta"}
 
 
@@ -179,10 +180,11 @@ def _incidents(
             lines.append(Text(f"  on {' against '.join(filter(None, kernels))}", style="dim"))
         if index >= _MAX_DETAILED:
             continue
-        done = [action for action in incident["actions"] if action["in_force"] is not False]
-        lines += [
-            Text(f"  {_time_of(action['at'], now)}  {action['text']}", style="dim") for action in done[-_MAX_ACTIONS:]
-        ]
+        # Where there is no room for all, what was done matters more than who was told.
+        told = sorted(incident["actions"], key=lambda action: action["kind"] not in _MESSAGES)
+        done = [action for action in told if action["in_force"] is not False][-_MAX_ACTIONS:]
+        done.sort(key=itemgetter("at"))
+        lines += [Text(f"  {_time_of(action['at'], now)}  {action['text']}", style="dim") for action in done]
     if len(found) > _MAX_INCIDENTS:
         lines.append(Text(f"{len(found) - _MAX_INCIDENTS} more incidents", style="bold"))
     return [*lines, Text()] if lines else []

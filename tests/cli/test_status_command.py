@@ -81,7 +81,10 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     found = incident(
         headline="tv is above its limit on s0, s1, s2 and 12 more", slices=["s"] * 15,
         grew="3 slices at 04:45, 15 at 04:50 UTC",
-        actions=[{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
+        actions=[
+            {"at": 0.0, "kind": "webhook" if index == 2 else "route", "text": f"action {index}", "in_force": index != 5}
+            for index in range(6)
+        ],
     )  # fmt: skip
     incidents = [found | {"id": f"{index:012d}"} for index in range(8)]
     named = {"role": "inference", "version": "bb", "name": "vllm 0.32 fp8 (bb)"}
@@ -91,7 +94,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     assert said[0] == "Broken  policy: tv is above its limit on s0, s1, s2 and 12 more"
     assert said[1] == "  for 1m, 15 slices, 3 slices at 04:45, 15 at 04:50 UTC; incident 000000000000"
     assert said[2] == "  on vllm 0.32 fp8 (bb)"
-    assert [line[-8:] for line in said[3:7]] == ["action 1", "action 2", "action 3", "action 4"]  # 5 holds no more
+    assert [line[-8:] for line in said[3:7]] == ["action 0", "action 1", "action 3", "action 4"]  # 5 holds no more
     assert said[7:9] == [said[0], said[1].replace("0" * 12, f"{1:012d}")]
     assert said[26] == "2 more incidents"
     assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
@@ -120,7 +123,7 @@ def test_times_of_what_was_done_have_a_zone_and_a_date_unless_it_is_todays(monke
     monkeypatch.setenv("TZ", "EST5")
     time.tzset()
     try:
-        done = incident(actions=[{"at": 1e6, "text": "paged", "in_force": None}])
+        done = incident(actions=[{"at": 1e6, "kind": "webhook", "text": "paged", "in_force": None}])
         assert f"  {said}  paged" in [line.plain for line in _incidents([done], [], now, [])]
     finally:
         monkeypatch.undo()
