@@ -388,7 +388,7 @@ def declared_apart(specs: KernelSpecs, fields: tuple[str, ...] = _DECLARED) -> b
 
 def _same(declared: str, reported: str) -> bool:
     ours, theirs = (_SHORT_DTYPES.get(name, name) for name in (_plain(declared), _plain(reported)))
-    return theirs.startswith(ours)
+    return theirs.removeprefix("auto_").startswith(ours.removeprefix("auto_"))  # vLLM: auto_awq, auto_gptq
 
 
 _SHORT_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
