@@ -142,6 +142,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     if failing:
         lines.append(f"  {failing} of {found['failure_limit']} failing windows until it is rolled back")
     lines += [f"  waits: {reason}" for reason in found["missing"] if "windows have passed" not in reason]
+    if found["approved"]:
+        lines.append(f"  approved by a person: {', '.join(found['approved'])}")
     if found["elsewhere"] and found["elsewhere"] not in "".join([found["reason"], *lines]):
         lines.append(f"  {found['elsewhere']}")
     return [*lines, f"  {found['reason']}"]

@@ -74,8 +74,9 @@ def test_offline_ci_waits_for_a_gate_and_for_no_windows():
     found = {"kernel": "v2", "share": 0.0, "status": "running", "windows": 0, "windows_needed": 2, "failed_windows": 0}
     found |= {"missing": ["no evidence of the offline stage"], "elsewhere": "", "reason": "ada starts it"}
     for position, following, said in (("offline-ci", "shadow", ""), ("shadow", "full", "; 0 of 2 windows have passed")):
-        lines = promote_command._lines(found | {"position": position, "next": following})
-        assert lines[1:3] == [f"  next: {following}{said}", "  waits: no evidence of the offline stage"]
+        lines = promote_command._lines(found | {"position": position, "next": following, "approved": ["full"]})
+        waits = "  waits: no evidence of the offline stage"
+        assert lines[1:] == [f"  next: {following}{said}", waits, "  approved by a person: full", "  ada starts it"]
 
 
 def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):

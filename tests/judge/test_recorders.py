@@ -320,6 +320,7 @@ def test_kernels_that_would_be_called_alike_are_named_by_what_differs():
         ({"kv_cache_dtype": "bf16"}, {"kv_cache_dtype": "auto"}, ()),
         ({"attention": "flash-attn"}, {"attention": "FLASH_ATTN"}, ()),
         ({"quantization": "awq"}, READ | {"quantization": "awq_marlin"}, ()),
+        ({"quantization": "awq"}, READ | {"quantization": "auto_awq"}, ()),
         ({"quantization": "fp8"}, READ, ("quantization fp8 is declared, and none reported",)),
         ({"quantization": "fp8"}, {"kv_cache_dtype": "auto"}, ()),
     ],
