@@ -241,8 +241,8 @@ def _current(
         if others := _other_operators(state, clause):
             said = f"nothing received for {metric}, only for {others}; do the names in both places agree?"
             return {NO_PAIR}, {NO_PAIR: said}, {}
-        said = f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}"
-        return {NO_PAIR}, {NO_PAIR: said}, {}
+        why = next(iter(silence.unmeasured.get(clause.id, {}).values()), "") or _why_nothing(state, silence.now)
+        return {NO_PAIR}, {NO_PAIR: f"nothing received for {metric} yet; {why}"}, {}
     latest = max(newest.values()) - state.contract.observability.window
     sharers = state.sharers(metric)
     current = {pair for pair, time in newest.items() if time > latest or pair in sharers}
