@@ -339,8 +339,9 @@ class Recorders:
 
         After `lasting` seconds of silence a recorder is counted no more. The sentence is empty for none.
         """
-        silent, all_of_it = self.silent(version, silence), len(self.by_version.get(version, ()))
+        silent = self.silent(version, silence)
         lately = sorted((quiet, sender) for sender, quiet in silent.items() if quiet <= lasting)
+        all_of_it = len(self.by_version.get(version, ())) - len(silent) + len(lately)
         others_report = any(
             silence(report.at) <= self._patience for senders in self.by_version.values() for report in senders.values()
         )

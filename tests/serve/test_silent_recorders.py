@@ -505,6 +505,9 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_flee
     assert told()[1] == 2.0
     fleet.run(240, broken=0.001)
     assert told() == ("", 0.0), "the long window is over"
+    fleet.run(10, broken=0.001, healthy=0.001)
+    fleet.run(70, broken=0.001)
+    assert told() == ("1 of 2 recorders is silent without having shut down: healthy for 1m10s", 1.0)
     fleet.run(70)
     assert told() == ("", 0.0), "all are silent, which is another matter"
 
