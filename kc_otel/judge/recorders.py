@@ -297,9 +297,22 @@ class Recorders:
                     owing[sender] = report.measured
         return first
 
-    def all_ended(self, version: str, last: float) -> bool:
-        """Return True if each recorder of a version is done with it, and it was not heard of after that."""
-        return bool(self.gone.get(version)) and not self.by_version.get(version) and self._ended(version) >= last
+    def all_ended(self, version: str, last: float, lasting: float) -> bool:
+        """Return True if each recorder of a version is done with it, and it was not heard of after that.
+
+        One that had been silent for `lasting` seconds by then counts no more, unless it has a breach to refute.
+        """
+        ended = self._ended(version)
+        owing = {
+            sender
+            for key, owed in self.owed.items()
+            if key.kernel_inference == version
+            for sender, at in owed.items()
+            if at == _NOT_YET
+        }
+        members = self.by_version.get(version, {}).items()
+        left = any(sender in owing or report.at > ended - lasting for sender, report in members)
+        return bool(self.gone.get(version)) and not left and ended >= last
 
     def move(self, sender: str, done: Mapping[str, bool], now: float) -> None:
         """Note all that a recorder says of versions in one message: where it is done with each, it shuts down."""

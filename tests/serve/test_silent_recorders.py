@@ -431,17 +431,32 @@ def test_a_recorder_that_dies_after_runs_with_pauses_is_told_as_soon_as_any(make
     assert (verdict.status, len(fleet.states("no-data"))) == (Status.NO_DATA, 1)
 
 
-def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fleet):
-    """An import every four minutes, each a process of its own that shuts down."""
+@pytest.mark.parametrize("seconds", [20, 200])
+def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fleet, seconds):
+    """An import every four or seven minutes, each a process of its own that shuts down, however often it reports."""
     fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
     silences = []
     for job in range(6):
         fleet.senders["broken"] = Sender(instance=f"import-{job}", start=fleet.now - 1.0)
-        fleet.run(20, broken=0.001)
+        fleet.run(seconds, broken=0.001)
         fleet.core.metrics(info_request(fleet.now, 0, f"import-{job}"), fleet.now)
         fleet.run(220)
         silences += [len(fleet.states("no-data"))]
     assert silences == [1, 1, 0, 0, 0, 0]
+
+
+def test_a_run_ends_in_order_though_another_was_killed_a_long_window_before(make_fleet):
+    """It is told as ended for good; within a long window, the one that was killed may still serve."""
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
+    fleet.run(60, third=0.001)
+    for seconds, said in [(200, "no report for"), (400, "the run ended")]:
+        fleet.senders["broken"] = Sender(instance=f"run-{seconds}", start=fleet.now - 1.0)
+        fleet.run(seconds, broken=0.001)
+        fleet.core.metrics(info_request(fleet.now, 0, f"run-{seconds}"), fleet.now)
+        for later in (120, 600):
+            fleet.run(later)
+            ((verdict, _),) = fleet.core.history.cells()
+            assert verdict.reason.startswith(said)
 
 
 def test_jobs_that_are_further_apart_than_the_long_window_are_no_silence_until_one_is_overdue(make_fleet):
