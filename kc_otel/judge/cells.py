@@ -117,7 +117,9 @@ class SilentPairs:
         if pair not in self._known:
             heard = self._state.heard.get(pair) or Heard(self._listening.since)
             quiet = self._listening.silence(heard.last, self.now)
-            ended = self._state.has_ended(pair)
+            alarmed = self._state.evidence.alarmed.items()
+            broken = any(cell.pair == pair and (held.failing or held.fault is not None) for cell, held in alarmed)
+            ended = not broken and self._state.has_ended(pair)  # a breach ends with its run, whenever the next is due
             patience = heard.patience(self._state.contract.observability.heartbeat, ended=ended)
             self._known[pair] = None if quiet <= patience else quiet
         return self._known[pair]

@@ -303,16 +303,13 @@ class Recorders:
         One that had been silent for `lasting` seconds by then counts no more, unless it has a breach to refute.
         """
         ended = self._ended(version)
-        owing = {
-            sender
-            for key, owed in self.owed.items()
-            if key.kernel_inference == version
-            for sender, at in owed.items()
-            if at == _NOT_YET
-        }
-        members = self.by_version.get(version, {}).items()
-        left = any(sender in owing or report.at > ended - lasting for sender, report in members)
-        return bool(self.gone.get(version)) and not left and ended >= last
+        if not self.gone.get(version) or ended < last:
+            return False
+        owed = [owing for key, owing in self.owed.items() if key.kernel_inference == version]
+        return not any(
+            report.at > ended - lasting or any(owing.get(sender) == _NOT_YET for owing in owed)
+            for sender, report in self.by_version.get(version, {}).items()
+        )
 
     def move(self, sender: str, done: Mapping[str, bool], now: float) -> None:
         """Note all that a recorder says of versions in one message: where it is done with each, it shuts down."""

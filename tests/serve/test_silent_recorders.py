@@ -445,6 +445,19 @@ def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fle
     assert silences == [1, 1, 0, 0, 0, 0]
 
 
+def test_the_breach_of_a_job_ends_with_it_though_the_next_one_is_not_due(make_fleet):
+    fleet = make_fleet()
+    for job, mean in enumerate([0.001, 0.001, 0.001, 0.4]):
+        fleet.run(220)
+        fleet.senders["broken"] = Sender(instance=f"import-{job}", start=fleet.now - 1.0)
+        fleet.run(20, broken=mean)
+        fleet.core.metrics(info_request(fleet.now, 0, f"import-{job}"), fleet.now)
+    assert fleet.states("fail") == [IncidentState.BROKEN]
+    fleet.run(80)
+    ((verdict, _),) = fleet.core.history.cells()
+    assert (verdict.reason, fleet.states("fail")) == ("the run ended: its last recorder shut down 1m20s ago", [])
+
+
 def test_a_run_ends_in_order_though_another_was_killed_a_long_window_before(make_fleet):
     """It is told as ended for good; within a long window, the one that was killed may still serve."""
     fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
