@@ -328,7 +328,7 @@ class Heard:
             self.since = now
         if now > self.last:
             gap = now - self.last
-            self.gaps = [*_latest(self.gaps), -gap if self.begun > self.last else gap]
+            self.gaps = [*_latest(self.gaps, heartbeat), -gap if self.begun > self.last else gap]
             self.last = now
 
     def begin(self, now: float) -> None:
@@ -346,11 +346,11 @@ class Heard:
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
 
 
-def _latest(gaps: Sequence[float]) -> list[float]:
-    """The latest gaps of either kind, in order, with room for one more."""
+def _latest(gaps: Sequence[float], heartbeat: float) -> list[float]:
+    """The latest gaps of either kind, in order, with room for one more; no pauses before one of several at once."""
     left, kept = {False: _MAX_GAPS - 1, True: _MAX_GAPS - 1}, []
     for gap in reversed(gaps):
-        if left[gap > 0.0]:
+        if left[gap > 0.0] and not -heartbeat <= gap < 0.0:
             left[gap > 0.0] -= 1
             kept.append(gap)
     return kept[::-1]

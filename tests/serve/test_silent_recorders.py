@@ -431,15 +431,18 @@ def test_a_recorder_that_dies_after_runs_with_pauses_is_told_as_soon_as_any(make
     assert (verdict.status, len(fleet.states("no-data"))) == (Status.NO_DATA, 1)
 
 
-@pytest.mark.parametrize("seconds", [20, 200])
-def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fleet, seconds):
-    """An import every four or seven minutes, each a process of its own that shuts down, however often it reports."""
+@pytest.mark.parametrize(("seconds", "workers"), [(20, 1), (200, 1), (200, 9)])
+def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fleet, seconds, workers):
+    """An import every four or seven minutes, each of processes that shut down, however often they report."""
     fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
     silences = []
     for job in range(6):
-        fleet.senders["broken"] = Sender(instance=f"import-{job}", start=fleet.now - 1.0)
-        fleet.run(seconds, broken=0.001)
-        fleet.core.metrics(info_request(fleet.now, 0, f"import-{job}"), fleet.now)
+        names = [f"import-{job}-{worker}" for worker in range(workers)]
+        fleet.senders = {name: Sender(instance=name, start=fleet.now - 1.0) for name in names}
+        for step in range(seconds // 10):
+            fleet.run(10, **dict.fromkeys(names[: step + 1], 0.001))
+        for name in names:
+            fleet.core.metrics(info_request(fleet.now, 0, name), fleet.now)
         fleet.run(220)
         silences += [len(fleet.states("no-data"))]
     assert silences == [1, 1, 0, 0, 0, 0]
