@@ -217,7 +217,7 @@ def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_
     for number in range(750):
         recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + 750.0), done=True)
     assert sum(map(len, recorders.gone.values())) <= 512 + 3
-    assert not recorders.all_ended("0" * 12, NOW)
+    assert not recorders.all_ended("0" * 12, NOW, 3600.0)
     recorders.hear("0" * 12, "new", LastReport(NOW + 1250.0), done=False)
     count, said = recorders.silent_members("0" * 12, lambda last: NOW + 1250.0 - last, 1e6)
     assert (count, said.isprintable(), "others for" in said) == (1, True, True)
