@@ -340,9 +340,11 @@ class Heard:
     def patience(self, heartbeat: float, *, ended: bool = False) -> float:
         """Seconds of silence that mean something: the heartbeat, from when the next report was due.
 
-        That is the second largest of the latest gaps after the last; the largest may have been an outage.
+        That is the second largest of the latest gaps after the last; the largest may have been an outage. What has
+        `ended` may pause as before for longer than it ran; what ran for longer has no schedule.
         """
-        gaps = sorted(abs(gap) for gap in self.gaps if ended or gap > 0.0)
+        ran = self.last - self.since
+        gaps = sorted(abs(gap) for gap in self.gaps if gap > 0.0 or (ended and -gap > ran))
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
 
 

@@ -448,6 +448,19 @@ def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fle
     assert silences == [1, 1, 0, 0, 0, 0]
 
 
+def test_what_ran_for_longer_than_its_pauses_has_no_schedule(make_fleet):
+    """A server that was down for four minutes a few times is missed as soon as any."""
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
+    for run, seconds in enumerate([20, 20, 20, 400]):
+        fleet.run(220)
+        fleet.senders["broken"] = Sender(instance=f"run-{run}", start=fleet.now - 1.0)
+        fleet.run(seconds, broken=0.001)
+        fleet.core.metrics(info_request(fleet.now, 0, f"run-{run}"), fleet.now)
+    assert fleet.states("no-data") == []
+    fleet.run(110)
+    assert fleet.states("no-data") == [IncidentState.BROKEN]
+
+
 def test_the_breach_of_a_job_ends_with_it_though_the_next_one_is_not_due(make_fleet):
     fleet = make_fleet()
     for job, mean in enumerate([0.001, 0.001, 0.001, 0.4]):
