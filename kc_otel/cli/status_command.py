@@ -87,7 +87,7 @@ def _missing(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
         pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
         of = f" of {' against '.join(pair)}" if pair else ""
         what = "sequences" if row["outcome"] == FAILS_CHECKS else "points"
-        since = local_time(row["since"], "%H:%M:%S")
+        since = _time_of(row["since"], time.time())
         lines.append(f"{row['contract']}: {what}{of} are not judged, since {since}: {row['text']}")
     if len(rows) > _MAX_INCIDENTS:
         lines.append(f"points of {len(rows) - _MAX_INCIDENTS} more kernel pairs are not judged")
@@ -113,7 +113,7 @@ def _stray(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:
     return [
         Text(
             f"{entry['contract']}: {entry['kernel']} was rolled back, and was measured after that "
-            f"({local_time(at, '%H:%M:%S')}): {MEASURED_LATER}; "
+            f"({_time_of(at, time.time())}): {MEASURED_LATER}; "
             f"see kc-otel promote {entry['contract']} {entry['kernel']}",
             style="bold red",
         )
@@ -272,7 +272,7 @@ def _in_force(found: Iterable[Mapping[str, Any]]) -> list[Text]:
         Text.assemble(
             (entry["kind"], "bold"),
             f"  {entry['contract']}: {entry['text']}",
-            local_time(entry["until"], ", until %Y-%m-%d %H:%M") if entry["until"] is not None else "",
+            local_time(entry["until"], ", until %Y-%m-%d %H:%M %Z") if entry["until"] is not None else "",
         )
         for entry in found
         if entry["kind"] != "route"

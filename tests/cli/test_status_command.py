@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -134,8 +135,8 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
     row = {"contract": "policy", "kernel_train": "aa", "kernel_inference": "bb", "outcome": "future", "since": 0.0,
            "text": "a clock is wrong"}  # fmt: skip
     (line,) = _missing([row])
-    assert line.plain.startswith("policy: points of bb against aa are not judged, since ")
-    assert line.plain.endswith(": a clock is wrong")
+    since = datetime.fromtimestamp(0.0, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    assert line.plain == f"policy: points of bb against aa are not judged, since {since}: a clock is wrong"
     (unknown,) = _missing([row | {"kernel_train": "", "kernel_inference": ""}])
     assert unknown.plain.startswith("policy: points are not judged")
     assert _missing([row | {"outcome": "invalid"}])[0].plain.startswith("policy: sequences of bb against aa are not")
