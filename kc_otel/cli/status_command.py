@@ -40,11 +40,10 @@ def status(
     """Print incidents, then the cells, the worst first.
 
     Exits with 1 if a cell FAILs, if an incident of a FAIL is neither over nor contained, or if a version was measured
-    after its rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if
-    a breach is unproven (it went away without proof of recovery), if points arrive that are not judged, if a shard does
-    not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or if a webhook endpoint is
-    disabled. Exits with 0 otherwise, also while cells are INCONCLUSIVE. An incident of which only a route remains is
-    over.
+    after its rollback. Otherwise exits with 3 if a cell does not PASS (unless its next report is not due yet), if another
+    incident is broken, if a breach is unproven (it went away without proof of recovery), if points arrive that are not
+    judged, if a shard does not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or if a
+    webhook endpoint is disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
 
     Examples:
       kc-otel status
@@ -105,7 +104,7 @@ def _exit_code(
     if "FAIL" in found or "fail" in broken or stray:
         return 1
     unproven = any(incident["state"] == "unproven" for incident in incidents)
-    return 3 if not cells or unknown or broken or unproven or found & {"NO_DATA", "INVALID_INPUT"} else 0
+    return 3 if not cells or unknown or broken or unproven or found - {"PASS"} else 0
 
 
 def _stray(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:

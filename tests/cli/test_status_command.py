@@ -160,6 +160,7 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
     assert _exit_code(cells, [incident("fail", "unproven", cells=over)], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
     assert _exit_code([{"status": "FAIL"}], [], [], unknown=True) == 1
+    assert _exit_code([*cells, {"status": "INCONCLUSIVE"}], [], [], unknown=False) == 3, "the undecided is not known"
     assert _exit_code(cells, [], [], unknown=True) == 3, "points that are not judged, or a late evaluation"
 
 
