@@ -154,11 +154,11 @@ def live(
         pair = EndpointPair(
             CompletionEndpoint("inference", inference_url, _key("INFERENCE")),
             CompletionEndpoint("train", train_url, _key("TRAIN")),
+            kernels,
             inference_model,
             train_model,
             samples=samples,
             max_tokens=max_tokens,
-            versions=(kernels[0].version, kernels[1].version),
         )
         beside = None if evidence is None else recording_beside(evidence)
         say = partial(print, file=sys.stderr, flush=True)

@@ -209,3 +209,21 @@ def test_another_version_than_the_one_that_is_judged_is_refused(run, endpoints):
     assert (code, "version 0.31.0 answers, and --kernel inference.version says 0.32.0" in said) == (2, True)
     assert not any("prompt" in request for request in sampler.requests)
     assert "--kernel inference.version=0.31.0 makes it part of the fingerprint" in run(*asked(sampler, scorer))[2]
+
+
+@pytest.mark.parametrize("sglang", [False, True])
+def test_another_number_format_than_the_contract_declares_is_refused(run, endpoints, folder, sglang):
+    """A flag that was forgotten at the engine's start would pass as the kernel that has it."""
+    fp8 = json.loads(CONTRACT)
+    fp8["kernels"]["inference"] |= {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}
+    (folder / "policy.yaml").write_text(json.dumps(fp8))
+    sampler, scorer = endpoints(inference={"cache": "auto", "sglang": sglang}, train={"sglang": sglang})
+    code, out, said = run(*asked(sampler, scorer))
+    assert (code, out) == (2, "")
+    assert "kv_cache_dtype fp8 is declared, and auto reported; start the engine as the contract declares it" in said
+    assert not any("prompt" in body or "text" in body for _, body in sampler.requests)
+    sampler.cache = "fp8_e4m3"
+    code, _, said = run(*asked(sampler, scorer))
+    assert (code, "not checked, because the endpoints do not say it: inference dtype\n" in said) == (0, True)
+    sampler.cache = ""
+    assert "do not say it: inference dtype and inference kv_cache_dtype\n" in run(*asked(sampler, scorer))[2]

@@ -40,6 +40,7 @@ class Completions:
     sglang: bool = False
     models: tuple = ("tiny",)
     version: str = ""
+    cache: str = ""
     requests: list = field(default_factory=list)
     headers: list = field(default_factory=list)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(11))
@@ -49,8 +50,8 @@ class Completions:
         if path == "/v1/models":
             owner = "sglang" if self.sglang else "vllm"
             return {"object": "list", "data": [{"id": name, "owned_by": owner} for name in self.models]}
-        if path == "/version" and self.version:
-            return {"version": self.version}
+        if path in {"/version", "/metrics", "/server_info"}:
+            return self._about().get(path)
         if path == "/generate" and self.sglang:
             return self._generated(body)
         if path == "/tokenize":
@@ -77,6 +78,16 @@ class Completions:
                 {str(token): {"logprob": value, "rank": 1, "decoded_token": ""}} for token, value in scored
             ]
         return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
+
+    def _about(self):
+        """The engine's answers about itself, in the words of vLLM or SGLang."""
+        said = {"/version": {"version": self.version}} if self.version else {}
+        if self.cache and self.sglang:
+            resolved = {"internal_states": [{"kv_cache_dtype": self.cache}]}
+            said["/server_info"] = {"dtype": "auto", "kv_cache_dtype": "auto", **resolved}
+        elif self.cache:
+            said["/metrics"] = f'vllm:cache_config_info{{cache_dtype="{self.cache}",mamba_cache_dtype="auto"}} 1.0\n'
+        return said
 
     def _generated(self, body):
         """An answer of SGLang's own API, recorded from its source: sglang 0.5.23, tokenizer_manager.py."""
@@ -106,10 +117,10 @@ class Completions:
 
 
 @contextmanager
-def completions(logits, *, fault=None, models=("tiny",), sglang=False, version=""):
+def completions(logits, *, fault=None, models=("tiny",), sglang=False, version="", cache=""):
     """A server on a free port until the block ends; with `sglang` one that has `/generate` in place of completions."""
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    served = Completions("", logprobs, fault, sglang, models, version)
+    served = Completions("", logprobs, fault, sglang, models, version, cache)
 
     def respond(path, headers, body):
         asked = json.loads(body or b"{}")
@@ -121,7 +132,8 @@ def completions(logits, *, fault=None, models=("tiny",), sglang=False, version="
             answer, status, more = served.fault(path, asked, answer)
         elif answer is None:
             answer, status = {"error": {"message": "Not Found", "code": 404}}, 404
-        return status, {"content-type": "application/json", **more}, json.dumps(answer).encode()
+        content = answer if isinstance(answer, str) else json.dumps(answer)
+        return status, {"content-type": "application/json", **more}, content.encode()
 
     with answering(respond) as served.address:
         yield served

@@ -140,6 +140,16 @@ class CompletionClient:
         version = said.get("version") if isinstance(said, dict) else None
         return version if isinstance(version, str) and version.isprintable() else None
 
+    async def formats(self) -> dict[str, str]:
+        """Number formats by their names in a contract, as far as the engine says them."""
+        try:
+            response = await self._get(protocol.SERVER_INFO if self._generates else protocol.METRICS)
+        except httpx.HTTPError:
+            return {}
+        if not response.is_success:
+            return {}
+        return protocol.number_formats(_json(response)) if self._generates else protocol.cache_format(response.text)
+
     async def tokenized(self, model: str, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Tokens of a conversation, by the endpoint's chat template."""
         body = {"model": model, "messages": list(messages), "add_generation_prompt": True}

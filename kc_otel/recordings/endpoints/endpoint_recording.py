@@ -22,7 +22,9 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel._extras import extra
+from kc_otel.contract.model import NUMBER_FORMATS, OTHERWISE_REMEDY, KernelSpec, declared_otherwise
 from kc_otel.contract.slices import Scalar
+from kc_otel.record.kernel import Kernel
 from kc_otel.record.pairing import content_key
 from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
@@ -225,15 +227,15 @@ class IncompleteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPair:
-    """Two endpoints: one samples, the other scores the same tokens. `versions` are of the engines, train first."""
+    """Two endpoints: one samples, the other scores the same tokens. `kernels` are what has to answer, train first."""
 
     inference: CompletionEndpoint
     train: CompletionEndpoint
+    kernels: tuple[Kernel, Kernel]
     inference_model: str | None = None
     train_model: str | None = None
     samples: int = 1
     max_tokens: int = 256
-    versions: tuple[str | None, str | None] = (None, None)
 
 
 def record_endpoints(
@@ -259,8 +261,9 @@ def record_endpoints(
         async with httpx.AsyncClient() as http:
             sampler, scorer = CompletionClient(pair.inference, http), CompletionClient(pair.train, http)
             sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
-            for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
-                await _same_version(client, wanted, say)
+            unsaid = [await _same_kernel(*each, say) for each in zip((scorer, sampler), pair.kernels, strict=True)]
+            if any(unsaid):
+                say(f"not checked, because the endpoints do not say it: {', '.join(filter(None, unsaid))}")
             say(f"sampling from {sampled} at the {pair.inference}, scoring with {trained} at the {pair.train}")
             lone = sampled if sampled == trained and pair.inference.place == pair.train.place else ""
             terms: dict[str, Any] = {"samples": pair.samples, "max_tokens": pair.max_tokens, "enough": enough}
@@ -288,13 +291,22 @@ def record_endpoints(
     return where
 
 
-async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:
-    """Hold the engine that answers against the one that is judged."""
-    served, field = await client.version(), f"--kernel {client.endpoint.side}.version"
+async def _same_kernel(client: CompletionClient, kernel: Kernel, say: _Say) -> str:
+    """Hold the engine that answers against the kernel that is judged; return the number formats that it does not say.
+
+    vLLM says that of its cache alone.
+    """
+    side, wanted = client.endpoint.side, kernel.version
+    served, field = await client.version(), f"--kernel {side}.version"
     if served and wanted and served != wanted:
         raise ValueError(f"{client.endpoint}: version {served} answers, and {field} says {wanted}")
     if served and not wanted:
         say(f"{client.endpoint}: version {served}; {field}={served} makes it part of the fingerprint")
+    declared = {name: text for name, text in kernel.fields().items() if name in NUMBER_FORMATS}
+    formats = await client.formats()
+    if said := declared_otherwise(KernelSpec(engine=kernel.engine, **declared), declared | formats):
+        raise ValueError(f"{client.endpoint}: {'; '.join(said)}; {OTHERWISE_REMEDY}")
+    return " and ".join(f"{side} {name}" for name in declared if name not in formats)
 
 
 def _check_writable(where: Path) -> None:

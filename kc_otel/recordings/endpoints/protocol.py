@@ -7,22 +7,28 @@ of its own from the checkpoint.
 
 Source: sglang 0.5.23, srt/managers/io_struct.py (`GenerateReqInput`), srt/managers/tokenizer_manager.py (`meta_info`):
 `output_token_logprobs` and, of given tokens from `logprob_start_len` on, `input_token_logprobs` are lists of a
-log-probability, a token's id and its text; the first token of all has null.
+log-probability, a token's id and its text; the first token of all has null. Its `/server_info` has the arguments, and
+in `internal_states` what they resolve to.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kc_otel.contract.model import NUMBER_FORMATS
 from kc_otel.recordings.request import NEUTRAL
 
 UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
 """Parameters that every request names, so that no default of the server is in force."""
 COMPLETIONS: Final = "/v1/completions"
 GENERATE: Final = "/generate"
+METRICS: Final = "/metrics"
+SERVER_INFO: Final = "/server_info"
+_CACHE_FORMAT: Final = re.compile(r'^vllm:cache_config_info\{(?:.*,)?cache_dtype="([^"]+)"', re.MULTILINE)
 _MINUS_INFINITY: Final = -9999.0
 """Value that vLLM and OpenAI write for the logarithm of 0, for which JSON has no number."""
 
@@ -148,6 +154,26 @@ def served(answer: Any) -> tuple[tuple[str, ...], int | None, bool]:
     contexts = (row["max_model_len"] for row in known if isinstance(row.get("max_model_len"), int))
     sglang = bool(known) and all(row.get("owned_by") == "sglang" for row in known)
     return names, min(contexts, default=None), sglang
+
+
+def cache_format(metrics: str) -> dict[str, str]:
+    """Number format of the KV cache in vLLM's metrics; empty where they are not vLLM's.
+
+    >>> cache_format('vllm:cache_config_info{block_size="16",cache_dtype="fp8",mamba_cache_dtype="auto"} 1.0')
+    {'kv_cache_dtype': 'fp8'}
+    """
+    found = _CACHE_FORMAT.search(metrics)
+    return {"kv_cache_dtype": found[1]} if found else {}
+
+
+def number_formats(info: Any) -> dict[str, str]:
+    """Number formats in SGLang's answer about itself; empty where it is no such answer."""
+    said = info if isinstance(info, dict) else {}
+    states = said.get("internal_states")
+    if isinstance(states, list) and states and isinstance(states[0], dict):
+        said = {**said, **states[0]}
+    found = {name: said[name] for name in NUMBER_FORMATS if isinstance(said.get(name), str)}
+    return {name: value for name, value in found.items() if (name, value) != ("dtype", "auto")}
 
 
 def _without(what: str) -> AnswerError:
