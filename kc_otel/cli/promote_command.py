@@ -13,7 +13,7 @@ import typer
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, poll, post
 from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, show, unusable
 from kc_otel.contract.plain_text import read_json_text
-from kc_otel.contract.words import MEASURED_LATER
+from kc_otel.contract.words import MEASURED_LATER, listed
 from kc_otel.judge.promotion.stages import Stage
 
 _SIGNED: Final = ("hold", "force", "rollback")
@@ -110,9 +110,11 @@ def _look(url: str, contract: str, kernel: str, *, as_json: bool) -> None:
     if kernel in {promotion["kernel"] for promotion in found} or (seen and kernel not in seen):
         return
     promote, lines = f"kc-otel promote {contract} {kernel}", [f"{kernel} is not in promotion"]
-    if seen and not any(promotion["status"] == "running" and promotion["stage"] == "full" for promotion in found):
+    running = [promotion for promotion in found if promotion["status"] == "running"]
+    if seen and all(promotion["stage"] != "full" for promotion in running):
+        tried = listed([f"at most {100 * of['share']:g}% that {of['kernel']} serves" for of in running if of["share"]])
         lines += [
-            "  no version is promoted to full, so it may serve all requests now",
+            "  no version is promoted to full, so it may serve all requests now" + f", except {tried}" * bool(tried),
             f"  to record it as the promoted version: {promote} --force full --why ...",
             "  --start takes it down to the share of its first stage: 0% of the requests in offline-ci and shadow",
         ]
@@ -137,6 +139,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines = [f"{kernel} is in {found['position']}: it may serve {share}"]
     if found["next"] is not None:
         passed = f"; {found['windows']} of {found['windows_needed']} windows have passed"
+        passed += "".join(reason.partition("windows have passed")[2] for reason in found["missing"])
         lines.append(f"  next: {found['next']}{passed * (found['position'] != 'offline-ci')}")  # that asks for a gate
     failing = found["failed_windows"]
     if failing:

@@ -73,7 +73,9 @@ def test_a_name_that_no_kernel_has_starts_nothing(run, driven):
 def test_offline_ci_waits_for_a_gate_and_for_no_windows():
     found = {"kernel": "v2", "share": 0.0, "status": "running", "windows": 0, "windows_needed": 2, "failed_windows": 0}
     found |= {"missing": ["no evidence of the offline stage"], "elsewhere": "", "reason": "ada starts it"}
-    for position, following, said in (("offline-ci", "shadow", ""), ("shadow", "full", "; 0 of 2 windows have passed")):
+    found["missing"].append("0 of 2 consecutive windows have passed, each 1h long")
+    passed = "; 0 of 2 windows have passed, each 1h long"
+    for position, following, said in (("offline-ci", "shadow", ""), ("shadow", "full", passed)):
         lines = promote_command._lines(found | {"position": position, "next": following, "approved": ["full"]})
         waits = "  waits: no evidence of the offline stage"
         assert lines[1:] == [f"  next: {following}{said}", waits, "  approved by a person: full", "  ada starts it"]
@@ -108,6 +110,13 @@ def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):
     assert "to start once more: kc-otel promote policy v2 --start" in out
     code, out, _ = run("promote", "policy", "v2", "--start")
     assert (code, "starts the promotion of v2 in shadow, attempt 2" in out) == (0, True)
+
+
+def test_what_another_version_is_tried_on_is_left_out_of_what_a_version_may_serve(run, driven):
+    driven.core.promotions.tell("policy", "v2", "force", "ada", "it is tried", 1.0, stage=Stage.CANARY, start=True)
+    driven.core.evaluator.kernels = lambda _: (KernelInfo("inference", "v1", {"engine": "vllm"}, 1.0),)
+    out = run("promote", "policy", "v1")[1]
+    assert "no version is promoted to full, so it may serve all requests now, except at most 5% that v2 serves\n" in out
 
 
 def test_orders_are_taken_with_who_and_why(run, driven):

@@ -122,7 +122,9 @@ def decide(
         return tally, Decision(GateOutcome.WAIT, gate.stage, windows)
     missing = [*(f"held: {reason}" for reason in holds), *_missing(gate, own)]
     if windows < gate.windows:
-        missing.append(f"{windows} of {gate.windows} consecutive windows have passed")
+        slow = [of.cell for of in own.verdicts if gate.window and of.window == "long"][:1]
+        why = [f", each {format_duration(gate.long_window)} long because of {of.clause} on {of.slice}" for of in slow]
+        missing.append(f"{windows} of {gate.windows} consecutive windows have passed{''.join(why)}")
     if missing:
         return tally, Decision(GateOutcome.WAIT, gate.stage, windows, tuple(missing))
     return tally, Decision(GateOutcome.ADVANCE, following, windows)

@@ -44,6 +44,8 @@ def test_verdicts_of_the_long_window_need_its_distance(rounds):
     history = rounds(*((300.0 * n, "PASS", {"window": "long"}) for n in range(25)))
     assert decide(GATE, history).windows == 3
     assert decide(GATE, history[:24]).windows == 2
+    said = "2 of 3 consecutive windows have passed, each 1h long because of token-tv on all"
+    assert decide(GATE, history[:24]).missing == (said,)
 
 
 def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contract):
