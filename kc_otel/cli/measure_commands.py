@@ -35,6 +35,7 @@ from kc_otel.record.export_loop import ExportLoop
 from kc_otel.record.telemetry.environment import export_timeout, instance_of, metric_exporters, process_resource
 
 if TYPE_CHECKING:
+    from kc_otel.contract.model import KernelSpec
     from kc_otel.record.kernel import Kernel
     from kc_otel.record.telemetry.recorder_points import RecorderStats
     from kc_otel.recordings.importers.importer import Importer
@@ -184,6 +185,7 @@ def rescore(
     train_url: Annotated[
         str | None, typer.Option(help="The training kernel: a vLLM or SGLang server; key in KC_OTEL_TRAIN_API_KEY.")
     ] = None,
+    train_model: Annotated[str | None, typer.Option(help="Name of the server's model, if it serves several.")] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(_DTYPES)}.")] = "float32",
     device: Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda:1.")] = "cpu",
     weights: Annotated[str | None, typer.Option(help="Its weight version; requests of others are rejected.")] = None,
@@ -229,7 +231,8 @@ def rescore(
     empty = threading.Event()
     with unusable(SpoolError, RescoreError):
         loaded = load(contract)
-        score, kernel = _kernel(model, scorer, train_url, dtype, device)
+        spec = loaded.kernels.train
+        score, kernel = _kernel(model, scorer, train_url, dtype, device, train_model=train_model, declared=spec)
         with (
             ExitStack() as files,
             stopped_by_signals() as stop,
@@ -280,14 +283,22 @@ def _opened(spool: Path, stop: threading.Event) -> SpoolReader:
 
 
 def _kernel(
-    model: str | None, scorer: str | None, train_url: str | None, dtype: str, device: str
+    model: str | None,
+    scorer: str | None,
+    train_url: str | None,
+    dtype: str,
+    device: str,
+    *,
+    train_model: str | None,
+    declared: KernelSpec,
 ) -> tuple[Scorer, Kernel | None]:
     if [model, scorer, train_url].count(None) != 2:
         refuse("say which training kernel: give one of --model, --train-url and --scorer")
     if train_url is not None:
         from kc_otel.recordings.endpoints.endpoint_client import endpoint_scorer  # noqa: PLC0415
 
-        return endpoint_scorer(train_url, os.environ.get("KC_OTEL_TRAIN_API_KEY", "").strip()), None
+        key = os.environ.get("KC_OTEL_TRAIN_API_KEY", "").strip()
+        return endpoint_scorer(train_url, key, train_model, declared), None
     if scorer is not None:
         from kc_otel.offline.python_names import python_name  # noqa: PLC0415
 

@@ -167,6 +167,22 @@ def test_a_server_is_the_training_kernel(run, tmp_path, caplog, sglang):
     assert kept[0].log_ratios == pytest.approx(np.add(expected, 1.0), rel=1e-5)
 
 
+def test_a_server_scores_as_one_of_its_models_and_only_in_the_declared_number_format(run, tmp_path):
+    """The engine that served, asked in place of the training kernel, has no drift from itself."""
+    cache = {"train": {"engine": "vllm", "kv_cache_dtype": "auto"}, "inference": {"engine": "vllm"}}
+    clauses = [{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.01}]
+    (tmp_path / "contract.yaml").write_text(contract_text("a", kernels=cache, statistical=clauses))
+    with completions(table(), models=("tiny", "tuned"), cache="fp8") as server:
+        code, _, err = run("--train-url", server.address)
+        assert (code, "serves tiny, tuned; name the model with --train-model" in err) == (2, True)
+        code, _, err = run("--train-url", server.address, "--train-model", "tuned")
+        assert (code, "kv_cache_dtype auto is declared, and fp8 reported" in err) == (2, True)
+        server.cache = "auto"
+        code, out, _ = run("--train-url", server.address, "--train-model", "tuned")
+        assert (code, "0 left in the spool" in out) == (0, True)
+        assert {body["model"] for path, body in server.requests if path == "/v1/completions"} == {"tuned"}
+
+
 def test_following_waits_for_a_spool_that_is_not_there_yet(run, tmp_path, monkeypatch, caplog):
     path = tmp_path / "spool.sqlite"
     path.unlink()

@@ -148,9 +148,10 @@ def headline(gate: OfflineGate) -> str:
         return f"{version} cannot be decided under {contract}: {_waits_for(gate, found)}"
     unjudged = f"; not judged: {', '.join(clause.clause for clause in gate.unjudged)}" if gate.unjudged else ""
     if others := sum(finding.verdict.status is not Status.PASS for finding in found):
+        do = "verdicts do" if others > 1 else "verdict does"
         return (
-            f"{version} keeps what was required of {contract}; {others} other verdict{'s do' if others > 1 else ' does'} "
-            f"not PASS, so a promotion does not accept this evidence{unjudged}"
+            f"{version} keeps what was required of {contract}; {others} other {do} not PASS, so a promotion does not "
+            f"accept this evidence{unjudged}"
         )
     return f"{version} keeps {contract} and may go on to {gate.decision.stage}{unjudged}"
 

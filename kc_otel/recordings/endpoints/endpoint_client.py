@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from kc_otel._extras import extra
+from kc_otel.contract.model import NUMBER_FORMATS, OTHERWISE_REMEDY, KernelSpec, declared_otherwise
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.endpoints import protocol
 from kc_otel.recordings.request import effective
@@ -140,15 +141,25 @@ class CompletionClient:
         version = said.get("version") if isinstance(said, dict) else None
         return version if isinstance(version, str) and version.isprintable() else None
 
-    async def formats(self) -> dict[str, str]:
-        """Number formats by their names in a contract, as far as the engine says them."""
+    async def unsaid(self, declared: KernelSpec) -> list[str]:
+        """Number formats of a declared kernel that the engine does not say; a RefusedError if it says others.
+
+        vLLM says that of its cache alone.
+        """
+        formats = {name: text for name in NUMBER_FORMATS if (text := getattr(declared, name)) is not None}
+        if not formats:
+            return []
         try:
             response = await self._get(protocol.SERVER_INFO if self._generates else protocol.METRICS)
         except httpx.HTTPError:
-            return {}
-        if not response.is_success:
-            return {}
-        return protocol.number_formats(_json(response)) if self._generates else protocol.cache_format(response.text)
+            return [*formats]
+        served = {}
+        if response.is_success:
+            text = response.text
+            served = protocol.number_formats(_json(response)) if self._generates else protocol.cache_format(text)
+        if said := declared_otherwise(declared, formats | served):
+            raise RefusedError(f"{self.endpoint}: {'; '.join(said)}; {OTHERWISE_REMEDY}")
+        return [name for name in formats if name not in served]
 
     async def tokenized(self, model: str, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Tokens of a conversation, by the endpoint's chat template."""
@@ -236,8 +247,13 @@ class CompletionClient:
         return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
 
 
-def endpoint_scorer(url: str, key: str = "") -> Callable[..., list[tuple[float, ...]]]:
-    """A server of one model as a `Scorer`, at temperature 1, or UnscorableError, NotTakenError, UnavailableError."""
+def endpoint_scorer(
+    url: str, key: str = "", name: str | None = None, declared: KernelSpec | None = None
+) -> Callable[..., list[tuple[float, ...]]]:
+    """A server as a `Scorer`, at temperature 1, or UnscorableError, NotTakenError, UnavailableError.
+
+    It serves one model, or that of the `name`, and is the `declared` kernel as far as it says.
+    """
     endpoint = CompletionEndpoint("train", url, key)
 
     def score(
@@ -249,7 +265,9 @@ def endpoint_scorer(url: str, key: str = "") -> Callable[..., list[tuple[float, 
         async def every() -> list[tuple[float, ...]]:
             async with httpx.AsyncClient() as http:
                 client = CompletionClient(endpoint, http)
-                model = await client.model(None)
+                model = await client.model(name)
+                if declared is not None:
+                    await client.unsaid(declared)
                 pairs = [([*map(int, a)], [*map(int, b)]) for a, b in zip(prompt_ids, token_ids, strict=True)]
                 longest = max(len(a) + len(b) for a, b in pairs)
                 if client.context is not None and longest >= client.context:  # one more is generated

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel._extras import extra
-from kc_otel.contract.model import NUMBER_FORMATS, OTHERWISE_REMEDY, KernelSpec, declared_otherwise
+from kc_otel.contract.model import NUMBER_FORMATS, KernelSpec
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.pairing import content_key
@@ -292,10 +292,7 @@ def record_endpoints(
 
 
 async def _same_kernel(client: CompletionClient, kernel: Kernel, say: _Say) -> str:
-    """Hold the engine that answers against the kernel that is judged; return the number formats that it does not say.
-
-    vLLM says that of its cache alone.
-    """
+    """Hold the engine that answers against the kernel that is judged; return number formats that it does not say."""
     side, wanted = client.endpoint.side, kernel.version
     served, field = await client.version(), f"--kernel {side}.version"
     if served and wanted and served != wanted:
@@ -303,10 +300,8 @@ async def _same_kernel(client: CompletionClient, kernel: Kernel, say: _Say) -> s
     if served and not wanted:
         say(f"{client.endpoint}: version {served}; {field}={served} makes it part of the fingerprint")
     declared = {name: text for name, text in kernel.fields().items() if name in NUMBER_FORMATS}
-    formats = await client.formats()
-    if said := declared_otherwise(KernelSpec(engine=kernel.engine, **declared), declared | formats):
-        raise ValueError(f"{client.endpoint}: {'; '.join(said)}; {OTHERWISE_REMEDY}")
-    return " and ".join(f"{side} {name}" for name in declared if name not in formats)
+    unsaid = await client.unsaid(KernelSpec(engine=kernel.engine, **declared))
+    return " and ".join(f"{side} {name}" for name in unsaid)
 
 
 def _check_writable(where: Path) -> None:
