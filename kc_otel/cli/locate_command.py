@@ -174,7 +174,7 @@ def capture(
     run`.
 
     Examples:
-      kc-otel locate capture vllm:checkpoint --sequences prompts.jsonl --out infer.capture
+      kc-otel locate capture vllm:checkpoint --sequences prompts.jsonl --out infer.capture --engine kv_cache_dtype=fp8
       kc-otel locate capture checkpoint --sequences infer.capture --out train.capture
     """
     with unusable(ModuleNotFoundError, TypeError):
@@ -268,14 +268,13 @@ def _of_captures(
     options: Mapping[str, Any],
 ) -> Located:
     """Compare captures; a side that is not one is captured on the other's tokens."""
-    from kc_otel.diagnose.captures import Capture, compare_captures, is_capture, read_capture, rounding_of  # noqa: PLC0415 - a quick --help
+    from kc_otel.diagnose.captures import Capture, compare_captures, is_capture, rounding_of  # noqa: PLC0415 - torch
+    from kc_otel.diagnose.kernel_sources import capture_of, captured_by  # noqa: PLC0415
     from kc_otel.diagnose.token_sequences import TokenSequence  # noqa: PLC0415
 
     def side(kernel: str, spec: KernelSpec, tokens: Sequence[TokenSequence], rounding: str | None) -> Capture:
         if is_capture(Path(kernel)):
-            return read_capture(Path(kernel))
-        from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415 - torch
-
+            return capture_of(Path(kernel), spec)
         return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=options)))
 
     inference = side(infer, contract.kernels.inference, given, None)

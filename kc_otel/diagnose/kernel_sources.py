@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kc_otel._extras import extra
 from kc_otel.contract.model import KernelSpec, declared_otherwise
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
-from kc_otel.diagnose.captures import CapturedSequence, kept_positions, projected, relative_error
+from kc_otel.diagnose.captures import Capture, CapturedSequence, kept_positions, projected, read_capture, relative_error
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
 from kc_otel.diagnose.torch_kernel import TorchKernel
@@ -69,6 +69,17 @@ def kernel_from(target: str, spec: KernelSpec, options: Mapping[str, Any] | None
         yield kernel
     finally:
         kernel.close()
+
+
+def capture_of(path: Path, spec: KernelSpec) -> Capture:
+    """Read a capture; an engine's names the options that the engine was given."""
+    found = read_capture(path)
+    options = dict(option.split("=", 1) for option in found.kernel.split(", ") if "=" in option)
+    cache = {"kv_cache_dtype": options.get("kv_cache_dtype", "auto"), "dtype": spec.dtype or ""}
+    if found.kernel.startswith(VLLM) and (said := declared_otherwise(spec, cache)):
+        how = "capture it with --engine kv_cache_dtype=VALUE, or correct the contract"
+        raise NotComparableError(f"{path}: {found.kernel}: {'; '.join(said)}; {how}")
+    return found
 
 
 def completed_by(kernel: WatchedKernel, sequences: Sequence[TokenSequence], decode: int) -> list[TokenSequence]:

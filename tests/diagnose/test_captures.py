@@ -26,7 +26,7 @@ from kc_otel.diagnose.captures import (
     read_capture,
     relative_error,
 )
-from kc_otel.diagnose.kernel_sources import capture_kernel, kernel_from, torch_kernel_from
+from kc_otel.diagnose.kernel_sources import capture_kernel, capture_of, kernel_from, torch_kernel_from
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.diagnose.vllm_kernel import VllmKernel
@@ -133,8 +133,8 @@ def test_a_changed_capture_is_refused(tmp_path):
         torch_kernel_from(str(tmp_path / "c.capture"), CONTRACT.kernels.train)
 
 
-def test_an_engine_that_is_not_what_the_contract_declares_is_refused(monkeypatch):
-    """Unless an option says so: what was forgotten would be sound."""
+def test_an_engine_that_is_not_what_the_contract_declares_is_refused(monkeypatch, tmp_path):
+    """Unless an option says so: what was forgotten would be sound, also in a capture."""
     started = SimpleNamespace(close=lambda: None)
     started.formats = {"dtype": "torch.bfloat16", "kv_cache_dtype": "auto", "quantization": "none"}
     monkeypatch.setattr(VllmKernel, "of", lambda *_: started)
@@ -144,6 +144,17 @@ def test_an_engine_that_is_not_what_the_contract_declares_is_refused(monkeypatch
         pass
     with kernel_from("vllm:model", spec, {"kv_cache_dtype": "auto"}) as kernel:
         assert kernel is started
+    tokens = (1, 2)
+    sequence = CapturedSequence(tokens, 1, np.arange(2), {HEAD: np.ones((2, 4), np.float32)}, {HEAD: 4}, {}, {})
+    for name, kernel in (("with", "vllm:model, kv_cache_dtype=fp8, max_model_len=9"), ("without", "vllm:model")):
+        writer = CaptureWriter(tmp_path / name, kernel)
+        writer.write(0, tokens, sequence)
+        writer.seal()
+    assert capture_of(tmp_path / "with", spec).sequences
+    with pytest.raises(
+        NotComparableError, match=r"vllm:model: kv_cache_dtype fp8 is declared, and auto reported; capt"
+    ):
+        capture_of(tmp_path / "without", spec)
 
 
 @pytest.mark.slow
