@@ -367,8 +367,8 @@ class Router:
         serve = sorted({*self._trusted, *(version for _, version in self._snapshot.promoted)})
         why = "no decision table yet" if self._fresh_until == -NEVER else f"no answer for {self._stale_after:g} s"
         _log.warning(
-            "%s: requests that no pin and no route covers go to versions that were promoted to full (%s), "
-            "else to the training kernel, until the evaluator answers",
+            "%s: requests that no pin and no route covers go to versions that were promoted to full or are trusted "
+            "(%s), else to the training kernel, until the evaluator answers",
             why,
             ", ".join(serve) or "none is known; Router(trusted=[...]) names those that serve already",
         )

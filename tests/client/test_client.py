@@ -127,7 +127,7 @@ def test_stale_table_keeps_its_routes_and_serves_nothing_unproven(routed, caplog
             assert (choice.kernel, choice.cause) == ("train-kernel", "stale")
             assert "promoted to full" in choice.reason
     assert caplog.text.count("no answer for 60 s: requests") == 1
-    assert "promoted to full (inferB, inferC, inferT), else to the training kernel" in caplog.text
+    assert "promoted to full or are trusted (inferB, inferC, inferT), else to the training kernel" in caplog.text
 
 
 def test_before_the_first_table_nothing_unproven_serves(caplog):
