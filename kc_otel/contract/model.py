@@ -371,7 +371,8 @@ def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str
         if declared is None or reported is None or _same(declared, reported):
             continue
         # `auto` is the format that the model computes in.
-        if name == "kv_cache_dtype" and reported == "auto" and _same(declared, fields.get("dtype", "")):
+        stored = declared if reported == "auto" else reported
+        if name == "kv_cache_dtype" and "auto" in {declared, reported} and _same(stored, fields.get("dtype", "")):
             continue
         # Quantised kernels compute in another format than that of their stored weights.
         if name == "dtype" and _same(declared, fields.get("quantization", "")):

@@ -332,6 +332,7 @@ def test_kernels_that_would_be_called_alike_are_named_by_what_differs():
         ({"dtype": "fp8"}, {"quantization": "fp8"}, ()),
         ({"dtype": "fp8"}, {}, ("dtype fp8 is declared, and bfloat16 reported",)),
         ({"kv_cache_dtype": "bf16"}, {"kv_cache_dtype": "auto"}, ()),
+        ({"kv_cache_dtype": "auto"}, {"kv_cache_dtype": "bfloat16"}, ()),
         ({"attention": "flash-attn"}, {"attention": "FLASH_ATTN"}, ()),
         ({"quantization": "awq"}, READ | {"quantization": "awq_marlin"}, ()),
         ({"quantization": "awq"}, READ | {"quantization": "auto_awq"}, ()),
