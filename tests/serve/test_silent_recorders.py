@@ -313,6 +313,20 @@ def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_
     assert "without proof of recovery" in fleet.ends()[-1]
 
 
+def test_a_breach_has_not_ended_with_those_who_broke_it_where_another_recorder_died_before(fleet):
+    """It was killed long before the breach, beside a kernel that may serve."""
+    fleet.run(200, broken=0.001, healthy=0.001)
+    fleet.run(60, broken=0.001, healthy=0.001, third=0.001)
+    fleet.run(600, broken=0.001, healthy=0.001)
+    assert fleet.run(60, broken=0.4, healthy=0.4) == [IncidentState.BROKEN]
+    for name in ("broken", "healthy"):
+        fleet.core.metrics(info_request(fleet.now, 0, name), fleet.now)
+    fleet.run(600)
+    assert [incident.state_text for incident in fleet.core.incidents()] == [
+        "Was broken; nothing has refuted it since", "No data",
+    ]  # fmt: skip
+
+
 def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(make_fleet):
     """Code went away without proof; prose, which still breaks, is pinned, and a router takes that; then code, too."""
     fleet = make_fleet(text=SLICED)
