@@ -325,9 +325,7 @@ class ContractState:
         last = -math.inf if heard is None else heard.last
         if self.recorders.all_ended(pair[1], last):
             return True
-        if last >= self.clock - self._window or self.recorders.silent(pair[1], lambda at: self.clock - at):
-            return False
-        return self.recorders.all_who_broke_ended(pair)
+        return last < self.clock - self._window and self.recorders.all_who_broke_ended(pair)
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""
