@@ -7,9 +7,11 @@ said, and after each step of a story all surfaces with each other.
 
 import io
 import json
+import math
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from typing import Any
@@ -21,13 +23,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kc_otel.cli import people_commands, status_command
+from kc_otel.cli.doctor_command import of_evaluator
 from kc_otel.client.router import Router
 from kc_otel.contract.words import RUN_ENDED
 from kc_otel.judge.decisions import kept_since
 from kc_otel.judge.escalation.escalate import AT_ONCE, GroupTiming
-from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident import OF_RECORDERS, Incident, IncidentState
 from kc_otel.judge.promotion.stages import OrderError, PromotionStatus, Stage
-from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
@@ -45,6 +48,10 @@ def mean_of(entries: list[tuple[float, int, int]]) -> float:
     return BAD * sum(bad for *_, bad in entries) / many if many else 0.0
 
 
+def _cell_of(incident: Incident, labels: dict[str, str]) -> Cell:
+    return Cell(incident.contract, labels["clause"], labels["slice"], *incident.pair)
+
+
 class Stories(RuleBasedStateMachine):
     """A fleet, the evaluator that watches it, and the people who look after both."""
 
@@ -55,10 +62,10 @@ class Stories(RuleBasedStateMachine):
         self.town: Town | None = None
         self.refuted: dict[tuple[str, str, str], bool] = {}
         self.ids: dict[str, set[str]] = {"known": set()}
-        self.troubled: set[str] = set()
-        """Contracts of which anything was ever bad, as planted."""
-        self.forgiven: set[str] = set()
-        """Versions that a person has taken a decision for which their measurements gave no reason."""
+        self.drifted: set[str] = set()
+        self.failed: set[str] = set()
+        """Versions that ever drifted, or whose input ever failed the checks, as planted."""
+        self.approved: set[str] = set()
         self.read_messages, self.read_events, self.tested = 0, 0, False
 
     @initialize(at_once=st.booleans())
@@ -69,8 +76,9 @@ class Stories(RuleBasedStateMachine):
         town.new_pod(OLD)
         town.new_pod(OLD)
         town.new_pod(TRAINER, "loop")
+        town.new_pod(TRAINER, "loop")
         town.step()
-        town.new_gateway()
+        town.new_gateway(OLD)
         self._pass(5)
 
     # The story
@@ -88,29 +96,37 @@ class Stories(RuleBasedStateMachine):
     def a_long_time_passes(self) -> None:
         self._pass(30)
 
-    @rule(task=TASK, which=st.sampled_from(["stable", "candidate"]), steps=st.sampled_from([1, 3]))
-    def a_kernel_version_drifts_on_some_requests(self, task: str, which: str, steps: int) -> None:
+    @rule(
+        task=TASK,
+        which=st.sampled_from(["stable", "candidate"]),
+        share=st.sampled_from([1.0, 0.06]),
+        steps=st.sampled_from([1, 3]),
+    )
+    def a_kernel_version_drifts_on_some_requests(self, task: str, which: str, share: float, steps: int) -> None:
         if version := getattr(self.town, which):
-            self.troubled.add("policy")
-            self.town.bad.add((version, task))
+            self._drift(version, task, share=share)
             self._pass(steps)
 
     @rule(which=st.sampled_from(["stable", "candidate"]))
     def a_kernel_version_drifts_on_all_requests(self, which: str) -> None:
         if version := getattr(self.town, which):
-            self.troubled.add("policy")
-            self.town.bad |= {(version, task) for task in TASKS}
+            self._drift(version, *TASKS)
             self._pass(3)
 
     @rule()
     def the_trainers_kernel_drifts(self) -> None:
-        self.troubled.add("loop")
-        self.town.bad.add((TRAINER, "code"))
+        self._drift(TRAINER, "code")
         self._pass(2)
+
+    def _drift(self, version: str, *tasks: str, share: float = 1.0) -> None:
+        self.drifted.add(version)
+        self.town.bad |= {(version, task): share for task in tasks}
 
     @rule()
     def all_drift_is_mended_in_place(self) -> None:
         self.town.bad.clear()
+        for pod in self.town.pods:
+            pod.broken = False
         self._pass(1)
 
     def _pod(self, who: int) -> Pod | None:
@@ -144,9 +160,33 @@ class Stories(RuleBasedStateMachine):
             pod.heard = not pod.heard
             self._pass(2)
 
+    @rule(
+        who=WHO,
+        then=st.sampled_from(["goes on", "is killed", "shuts down", "is restarted", "is cut off", "is mended"]),
+        later=st.sampled_from([2, 8, 30]),
+    )
+    def a_pod_breaks_by_itself(self, who: int, then: str, later: int) -> None:
+        if pod := self._pod(who):
+            pod.broken = True
+            self.drifted.add(pod.version)
+            self._pass(3)
+            match then:
+                case "is killed":
+                    pod.alive = False
+                case "shuts down":
+                    self.town.shut_down(pod)
+                case "is restarted":
+                    pod.alive = False
+                    self.town.new_pod(pod.version, pod.contract)
+                case "is cut off":
+                    pod.heard = False
+                case "is mended":
+                    pod.broken = False
+            self._pass(later)
+
     @rule(more=st.integers(1, 2))
     def pods_are_added(self, more: int) -> None:
-        if len(self.town.alive()) < 5:
+        if len(self.town.alive()) < 6:
             for _ in range(more):
                 self.town.new_pod(self.town.stable)
             self._pass(1)
@@ -154,22 +194,29 @@ class Stories(RuleBasedStateMachine):
     @rule(who=WHO)
     def a_pod_hands_over_input_that_fails_the_checks_or_is_valid_again(self, who: int) -> None:
         if pod := self._pod(who):
-            self.troubled.add(pod.contract)
+            self.failed.add(pod.version)
             pod.invalid = not pod.invalid
             self._pass(3)
 
-    @rule()
-    def a_router_starts(self) -> None:
-        if len(self.town.gateways) < 2:
-            self.town.new_gateway()
+    @rule(trusts=st.booleans())
+    def a_router_starts(self, trusts: bool) -> None:
+        if len(self.town.gateways) < 3:
+            self.town.new_gateway(*[self.town.stable] * trusts)
             self._pass(1)
 
-    @rule(who=WHO)
-    def a_router_is_cut_off_or_returns(self, who: int) -> None:
+    @rule(who=WHO, steps=st.sampled_from([2, 12]))
+    def a_router_is_cut_off_or_returns(self, who: int, steps: int) -> None:
         if self.town.gateways:
             line = self.town.gateways[who % len(self.town.gateways)].line
             line.up = not line.up
-            self._pass(2)
+            self._pass(steps)
+
+    @rule(who=WHO)
+    def a_router_gets_no_requests_or_some_again(self, who: int) -> None:
+        if self.town.gateways:
+            gateway = self.town.gateways[who % len(self.town.gateways)]
+            gateway.idle = not gateway.idle
+            self._pass(1)
 
     @rule(who=WHO)
     def a_router_closes(self, who: int) -> None:
@@ -188,8 +235,7 @@ class Stories(RuleBasedStateMachine):
         town = self.town
         town.candidate = NEWER if town.stable == NEW else NEW
         if drifts:
-            self.troubled.add("policy")
-            town.bad.add((town.candidate, "code"))
+            self._drift(town.candidate, "code")
         town.mirrored = True
         town.new_pod(town.candidate)
         self._pass(1)
@@ -205,6 +251,8 @@ class Stories(RuleBasedStateMachine):
     @precondition(lambda self: self.town and self.town.candidate)
     @rule()
     def the_version_is_approved(self) -> None:
+        if self.town.core is not None:
+            self.approved.add(self.town.candidate)
         self._order("approve", stage=Stage.FULL)
         self._pass(12)
 
@@ -217,7 +265,6 @@ class Stories(RuleBasedStateMachine):
     @precondition(lambda self: self.town and self.town.candidate)
     @rule(stage=st.sampled_from([Stage.CANARY, Stage.FULL]))
     def the_version_is_forced_on(self, stage: Stage) -> None:
-        self.forgiven.add(self.town.candidate)
         self._order("force", stage=stage)
         self._pass(2)
 
@@ -284,6 +331,7 @@ class Stories(RuleBasedStateMachine):
             "wide": replace(before, wide=not before.wide),
             "code": replace(before, code="code" if before.code != "code" else "[code, chat]"),
         }[change]
+        self.approved.clear()
         town.terms["policy"] = replace(after, version=before.version + 1)
         town.kill()
         self._open()
@@ -293,7 +341,7 @@ class Stories(RuleBasedStateMachine):
         for gateway in list(town.gateways) if routers_too else []:
             town.gateways.remove(gateway)
             gateway.router.close()
-            town.new_gateway()
+            town.new_gateway(*gateway.trusted)
         self._pass(2)
 
     # What is true, and what is said of it at each evaluation
@@ -327,7 +375,7 @@ class Stories(RuleBasedStateMachine):
             self.a_verdict_rests_on_what_was_measured(verdict)
         for incident in town.core.incidents():
             self.an_incident_is_as_it_was(incident)
-        self.nothing_is_alarmed_in_a_fleet_that_was_never_in_trouble()
+        self.nothing_is_alarmed_of_what_was_never_in_trouble()
         self.what_was_known_is_kept()
         self.messages_say_what_is_known()
         self.events_say_what_is_known()
@@ -382,6 +430,8 @@ class Stories(RuleBasedStateMachine):
                 self.valid_again(incident, cell.slice)
         if incident.run_ended:
             self.all_shut_down(contract, version)
+        elif incident.gone and incident.closed_at == -math.inf:  # it was rolled back
+            self.is_kept_away_by_every_known_router(incident, TASKS)
         if incident.state is IncidentState.CONTAINED:
             self.contained(incident)
 
@@ -398,26 +448,33 @@ class Stories(RuleBasedStateMachine):
         tasks = [task for task in TASKS if slices & set(contract.slices_of({"task": task})[1:])]
         for slice in slices:
             assert not self.arrived(incident.contract, version, slice, HEARTBEAT), f"{slice} is measured, and contained"
-        for gateway in town.gateways:
-            seen = Router.from_table(gateway.router.table, contracts=[gateway.contract])
-            for task in tasks if gateway.line.asked > incident.since - 3600.0 else ():
-                if gateway.contract.slice_ids == contract.slice_ids or gateway.line.asked == town.now:
-                    chosen = seen.choose("policy", {"task": task}, version)
-                    assert chosen == "train-kernel", f"{gateway.name} sends {task} to {version}, which is contained"
+        self.is_kept_away_by_every_known_router(incident, tasks)
         for pod in self.pods(incident.contract, version):
             if pod.told_end is None and pod.last_report >= incident.since:
                 assert town.now - pod.last_report <= 3 * HEARTBEAT, f"{pod.name} is lost, and {version} contained"
 
-    def nothing_is_alarmed_in_a_fleet_that_was_never_in_trouble(self) -> None:
+    def is_kept_away_by_every_known_router(self, incident: Incident, tasks: Sequence[str]) -> None:
+        """Those that define slices otherwise keep away what they are asked for by name; the evaluator knows of both."""
+        town, version, contract = self.town, incident.kernel_inference, self.town.core.contracts[incident.contract]
+        for gateway in town.gateways:
+            seen = Router.from_table(gateway.router.table, contracts=[gateway.contract])
+            alike = gateway.contract.slice_ids == contract.slice_ids
+            if gateway.line.asked > incident.since - 3600.0 and (alike or gateway.line.asked == town.now):
+                chosen = {task: seen.choose("policy", {"task": task}, version) for task in tasks}
+                assert {*chosen.values()} <= {"train-kernel"}, f"{gateway.name} sends requests to {version}: {chosen}"
+
+    def nothing_is_alarmed_of_what_was_never_in_trouble(self) -> None:
         core = self.town.core
-        for name in {"policy", "loop"} - self.troubled:
-            assert not [found.state_text for found in core.incidents(name) if found.on in {"fail", "invalid-input"}]
-            assert not [route for route in core.decisions.routes if route.contract == name]
-            assert not [of for of in core.decisions.directives if of.contract == name and of.kind == "halt"]
+        for incident in core.incidents():
+            assert incident.on != "fail" or incident.kernel_inference in self.drifted, incident.headline
+            assert incident.on != "invalid-input" or incident.kernel_inference in self.failed, incident.headline
+        assert {route.avoid for route in core.decisions.routes} <= self.drifted
+        assert {of.version for of in core.decisions.directives} - {""} <= self.drifted
         for alert in core.firing():
             cell = alert.cell
             mine = self.pods(cell.contract, cell.kernel_inference)
-            if alert.on == "no-data" and mine and all(pod.told_end is not None for pod in mine):
+            ends = [math.inf if pod.told_end is None else pod.told_end for pod in mine]
+            if alert.on == "no-data" and mine and max(ends) < self.town.now - WINDOW - HEARTBEAT:
                 ended = alert.run_ended or alert.verdict.status is not Status.NO_DATA
                 assert ended, f"{cell} has ended, and alarms: {alert.verdict.reason}"
 
@@ -432,6 +489,8 @@ class Stories(RuleBasedStateMachine):
                 for cell in over.cells:
                     owing = self.owing(over.contract, over.kernel_inference, cell.slice, cell.strictest, cell.since)
                     assert not owing, f"{id} is called resolved, and {owing} were bad last on {cell.slice}"
+            known = over.refuted or over.run_ended or over.closing or over.on not in OF_RECORDERS
+            assert known, f"{id} ended, and nothing shows how: {over.state_text}"
             if over.state_text == "Ended":
                 self.all_shut_down(over.contract, over.kernel_inference)
         self.ids["known"] = lasting
@@ -455,11 +514,17 @@ class Stories(RuleBasedStateMachine):
                 safe = over or incident.state is IncidentState.CONTAINED
                 held = any(alert.incident == incident.key for alert in core.firing(incident.contract))
                 assert safe or held, f"a message says resolved: {incident.state_text}"
+            acknowledged = {ack.fingerprint for ack in core.people.acknowledgements}
             for alert in body["alerts"]:
                 labels, summary = alert["labels"], alert["annotations"]["summary"]
                 if alert["status"] == "resolved" and " is resolved" in summary and incident.on == "fail":
                     cell = incident.cell(labels["clause"], labels["slice"])
                     assert cell.refuted, summary
+                if alert["status"] == "firing":
+                    muting = core.people.silencing(_cell_of(incident, labels), self.town.now)
+                    assert not muting, f"it is silenced: {summary}"
+                    reminded = body["notification_reason"] == "reminder" and alert["fingerprint"] in acknowledged
+                    assert not reminded, f"it is acknowledged: {summary}"
             self.orders_can_be_carried_out(body, incident)
 
     def view(self, path: str) -> Any:
@@ -498,12 +563,21 @@ class Stories(RuleBasedStateMachine):
                 over = core.incident(event.data["incident"])
                 assert over is not None
                 assert f": {over.state_text}: " in event.message, event.message
-            if event.kind == "promotion" and event.data["order"] == "advance":
-                version = event.data["kernel_inference"]
-                for slice in ("all", "code", "prose") if version not in self.forgiven else ():
-                    drift = mean_of(self.arrived("policy", version, slice, WINDOW - 8))
-                    assert drift <= max(0.02, self.town.terms["policy"].limit), f"{version} goes on at {drift}"
+            if event.kind == "promotion":
+                self.a_version_moves_for_a_reason(event.data)
         self.read_events = max((event.id for event in core.events.newest(limit=1)), default=self.read_events)
+
+    def a_version_moves_for_a_reason(self, data: dict[str, Any]) -> None:
+        version, by_gate = data["kernel_inference"], not data["by"]
+        if data["order"] == "advance":
+            for slice in ("all", "code", "prose"):
+                seen = self.arrived("policy", version, slice, WINDOW + STEP)
+                assert sum(tokens for _, tokens, _ in seen) >= 500, f"{version} goes on, and is not measured on {slice}"
+                lately = mean_of(self.arrived("policy", version, slice, WINDOW - 8))
+                assert lately <= max(0.02, self.town.terms["policy"].limit), f"{version} goes on at {lately}"
+            assert data["to"] != "full" or version in self.approved, f"nobody has let {version} into full"
+        if data["order"] == "rollback" and by_gate:
+            assert version in self.drifted, data["message"]
 
     # What surfaces say, compared with each other
 
@@ -530,10 +604,33 @@ class Stories(RuleBasedStateMachine):
             assert [*broken, *unproven, *stray, *fails, *overview["missing"]] == [], text
         if fails or stray or any(row["on"] == "fail" for row in broken):
             assert code == 1, text
+        if code != 1:
+            self.nothing_that_was_measured_is_above_its_limit()
+        self.doctor_agrees(verdicts)
         self.alerts_list_agrees(alerts, unproven)
         self.metrics_agree(overview, verdicts)
         self.orders_are_shown(overview)
         self.routers_do_as_is_said()
+
+    def nothing_that_was_measured_is_above_its_limit(self) -> None:
+        town = self.town
+        contained = {of.kernel_inference for of in town.core.incidents() if of.state is IncidentState.CONTAINED}
+        for name, version in {(pod.contract, pod.version) for pod in town.pods if pod.version not in contained}:
+            for slice in ("all", "prose"):
+                seen = self.arrived(name, version, slice, 2.5 * STEP)
+                last = [entry for entry in seen if entry[0] > town.now - STEP]
+                drifts = min(mean_of(seen), mean_of(last)) > 5 * town.terms[name].limit  # the less, the longer it takes
+                drifts = drifts and sum(tokens for _, tokens, _ in seen) >= 3000
+                lumps = [at for pod in self.pods(name, version) for at in pod.lumps if at > town.now - 4 * WINDOW]
+                assert lumps or not drifts, f"{version} is above its limit on {slice}, and status does not say it"
+
+    def doctor_agrees(self, verdicts: list[dict[str, Any]]) -> None:
+        health, served = self.view("health"), self.view("contracts")["contracts"]
+        contracts = list(self.town.core.contracts.values())
+        found = list(of_evaluator(health, served, verdicts, self.town.now, contracts))
+        said = "; ".join(f"{check.what} {check.remedy}" for check in found)
+        for kernel in (kernel for contract in served for kernel in contract["kernels"] if kernel["silent"]):
+            assert kernel["silent"] in said, (kernel["silent"], said)
 
     def command(self, command: Any, **options: Any) -> tuple[int, str]:
         out = io.StringIO()
@@ -615,32 +712,100 @@ class Stories(RuleBasedStateMachine):
             return
         town.down.clear()
         self._pass(34)
-        open_there: dict[str, dict[str, Any]] = {}
+        open_there: set[tuple[str, str]] = set()
         for endpoint, stored in town.delivered:
             event = pagerduty_event(json.loads(stored), "")
-            if endpoint == "pager":
-                open_there.pop(event["dedup_key"], None)
-                if event["event_action"] == "trigger":
-                    open_there[event["dedup_key"]] = json.loads(stored)
+            open_there.discard((endpoint, event["dedup_key"]))
+            if event["event_action"] == "trigger":
+                open_there.add((endpoint, event["dedup_key"]))
         lasting = {incident.id: incident for incident in town.core.incidents()}
-        for key in open_there:
+        for _, key in open_there:
             over = town.core.past.find(key.rpartition("/")[2])
             assert over is None or over.id in lasting or over.ended_unrefuted, f"{key} is over: {over.state_text}"
         for alert in town.core.firing("policy"):
             found = next((one for one in lasting.values() if one.key == alert.incident), None)
-            if (
-                found is not None
-                and found.state is IncidentState.BROKEN
-                and any(action.target == "pager" for action in alert.actions)
-            ):
-                assert f"kc-otel/policy/{found.id}" in open_there, f"nobody was told: {found.state_text}"
+            targets = {action.target for action in alert.actions if action.kind == "webhook"}
+            if found is not None and found.state is IncidentState.BROKEN:
+                untold = {(target, f"kc-otel/policy/{found.id}") for target in targets} - open_there
+                assert not untold, f"{untold} were not told: {found.state_text}"
+
+
+TOLD: dict[str, Callable[[Stories], list[object]]] = {
+    "a breach whose recorder died": lambda story: [story.a_pod_breaks_by_itself(who=2, then="is killed", later=30)],
+    "a breach that all recorders left without a word": lambda story: [
+        story.a_kernel_version_drifts_on_all_requests(which="stable"),
+        *(story.a_pod_is_killed(who=0) for _ in range(2)),
+        story.a_long_time_passes(),
+    ],
+    "a run that ends in order, of which a recorder had died": lambda story: [
+        story.a_pod_is_killed(who=0),
+        *(story.a_long_time_passes() for _ in range(2)),
+        story.a_kernel_version_drifts_on_all_requests(which="stable"),
+        story.a_pod_shuts_down_in_order(who=0),
+        story.seconds_pass(8),
+    ],
+    "pods that are redeployed while their kernel is routed away": lambda story: [
+        story.a_kernel_version_drifts_on_all_requests(which="stable"),
+        story.seconds_pass(8),
+        *(story.a_pod_is_restarted_as_another_process(who=0, in_order=True) for _ in range(4)),
+        story.seconds_pass(8),
+    ],
+    "a weak drift, mended": lambda story: [
+        *(story.a_kernel_version_drifts_on_some_requests(task, "stable", 0.06, 1) for task in TASKS),
+        story.seconds_pass(8),
+        story.all_drift_is_mended_in_place(),
+        story.a_person_decides("resume", "all", "train-kernel", None),
+        story.seconds_pass(8),
+    ],
+    "a router without requests is cut off before a breach": lambda story: [
+        story.a_router_starts(trusts=True),
+        story.a_router_gets_no_requests_or_some_again(who=0),
+        story.a_router_is_cut_off_or_returns(who=0, steps=2),
+        story.a_kernel_version_drifts_on_all_requests(which="stable"),
+        story.a_long_time_passes(),
+    ],
+    "a router that trusts no version, in an outage": lambda story: [
+        story.a_router_starts(trusts=False),
+        story.the_evaluator_is_killed_and_started_again(steps=30),
+    ],
+    "a roll-out of a version that drifts": lambda story: [
+        story.a_roll_out_of_another_version_begins(drifts=True),
+        story.the_version_is_approved(),
+        story.the_version_is_approved(),
+    ],
+    "a roll-back that a router has not heard of": lambda story: [
+        story.a_roll_out_of_another_version_begins(drifts=False),
+        story.the_version_is_approved(),
+        story.a_router_starts(trusts=True),
+        story.a_router_gets_no_requests_or_some_again(who=1),
+        story.a_router_is_cut_off_or_returns(who=1, steps=2),
+        story.a_kernel_version_drifts_on_all_requests(which="candidate"),
+        story.an_order_is_given_about_the_version(order="rollback"),
+        story.the_roll_out_is_done_with(how="killed"),
+        story.a_long_time_passes(),
+    ],
+}
+"""Stories in which a fault of the evaluator, of a kind that was planted, shows; random ones rarely come to them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("story", TOLD)
+def test_a_story_is_told_as_it_happened(story):
+    told = Stories()
+    try:
+        told.a_fleet_of_two_pods_a_trainer_and_a_router_is_healthy(at_once=True)
+        TOLD[story](told)
+        told.everything_is_told_in_the_end()
+    finally:
+        told.town.close()
+        told.patch.undo()
 
 
 LONG = bool(os.environ.get("LONG"))
 TestStories = pytest.mark.slow(Stories.TestCase)
 TestStories.settings = settings(
-    max_examples=settings().max_examples if LONG else 6,
-    stateful_step_count=40 if LONG else 16,
+    max_examples=settings().max_examples // 2 if LONG else 3,
+    stateful_step_count=40 if LONG else 14,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -107,9 +107,13 @@ class Pod:
     version: str
     cumulative: bool
     started: float
+    began: float = 0.0
+    """When it served first."""
     alive: bool = True
     heard: bool = True
     """Whether its exports get through."""
+    broken: bool = False
+    """Whether it drifts on all requests, whatever others of its version do."""
     invalid: bool = False
     """Whether what it hands to its recorder fails the input checks."""
     told_end: float | None = None
@@ -127,12 +131,16 @@ class Pod:
     """When the evaluator took at once what had come together over a longer time: it may belong to no window."""
     seen_invalid: dict[str, float] = field(default_factory=dict)
 
-    def serve(self, task: str, tokens: int, *, bad: bool) -> None:
+    def serve(self, task: str, tokens: int, now: float, drift: float) -> None:
+        """Serve requests, of whose tokens a share drifts."""
+        self.began = self.began or now - STEP
         for slice in _slices(self.contract, self.terms, task):
             if self.invalid:
                 self.new_failing[slice] += 1
             else:
-                self.pending[slice][bad] += tokens
+                bad = tokens if self.broken else round(tokens * drift)
+                self.pending[slice][0] += tokens - bad
+                self.pending[slice][1] += bad
 
     def export(self, now: float, *, ends: bool = False) -> ExportMetricsServiceRequest:
         """What it says now; the counts that it has not said yet are taken by `taken`."""
@@ -144,7 +152,7 @@ class Pod:
         pair = {"contract": self.contract, "kernel.train": TRAIN, "kernel.inference": self.version}
         data = scope.metrics.add(name="kc.drift.tv_token", unit="1").exponential_histogram
         data.aggregation_temporality = 2 if self.cumulative else 1
-        start = self.started if self.cumulative else self.last_report or self.started
+        start = self.began or now if self.cumulative else self.last_report or self.started
         for slice in {**self.totals, **self.pending}:
             counts = self.pending[slice]
             if self.cumulative:
@@ -180,7 +188,9 @@ class Pod:
         late, self.told, self.last_report = self.told and now > self.last_report + 2 * STEP, True, now
         self.lumps += [now] * (late or bool(refused))
         for slice, counts in self.pending.items():
-            if any(counts) and slice not in refused and not late:
+            old = self.cumulative and not any(self.totals[slice]) and now > self.began + LONG_WINDOW - STEP
+            self.lumps += [now] * old  # nobody knows how old the first counts of a slice are
+            if any(counts) and slice not in refused and not (late or old):
                 self.seen[slice].append((now, sum(counts), counts[1]))
             if any(counts):
                 self.totals[slice] = [was + more for was, more in zip(self.totals[slice], counts, strict=True)]
@@ -254,6 +264,8 @@ class Gateway:
     line: Line
     contract: Contract
     trusted: frozenset[str]
+    idle: bool = False
+    """Whether it gets no requests."""
     fresh_until: float = 0.0
 
 
@@ -269,8 +281,8 @@ class Town:
         self.loop = asyncio.new_event_loop()
         self.pods: list[Pod] = []
         self.gateways: list[Gateway] = []
-        self.bad: set[tuple[str, str]] = set()
-        """(version, task) that drift."""
+        self.bad: dict[tuple[str, str], float] = {}
+        """Share of the tokens that drift, by version and task."""
         self.stable, self.candidate, self.around = "b" * 12, "", False
         self.mirrored = False
         self.down: set[str] = set()
@@ -369,9 +381,9 @@ class Town:
         pod.taken(self.now, redefined)
         return True
 
-    def new_gateway(self) -> Gateway:
+    def new_gateway(self, *trusted_versions: str) -> Gateway:
         self.names += 1
-        contract, trusted = self.terms["policy"].contract("policy"), frozenset({"b" * 12})
+        contract, trusted = self.terms["policy"].contract("policy"), frozenset(trusted_versions)
         options = {"wait": 0.0, "stale_after": STALE_AFTER, "trusted": trusted, "keep": False}
         router = Router("http://evaluator", contracts=[contract], **options)
         router._clock = lambda: self.now
@@ -396,7 +408,7 @@ class Town:
     def traffic(self) -> Iterator[tuple[Gateway | None, str, str | None, int]]:
         """(gateway, task, version chosen, tokens)."""
         for gateway in self.gateways:
-            for task in TASKS:
+            for task in () if gateway.idle else TASKS:
                 chosen = Counter(
                     gateway.router.choose_version("policy", {"task": task}, self.versions, key=f"user-{user}")
                     for user in range(20)
@@ -428,7 +440,7 @@ class Town:
             for task in TASKS:
                 self.serve(self.candidate, task, 600)
         for pod in self.alive(contract="loop"):
-            pod.serve("code", 1000, bad=(pod.version, "code") in self.bad)
+            pod.serve("code", 1000, self.now, self.bad.get((pod.version, "code"), 0.0))
 
     def chosen(self, gateway: Gateway | None, version: str | None) -> None:
         """Look at what a router chose."""
@@ -436,7 +448,7 @@ class Town:
     def serve(self, version: str, task: str, tokens: int) -> None:
         pods = self.alive(version, "policy")
         for pod in pods:
-            pod.serve(task, tokens // len(pods), bad=(version, task) in self.bad)
+            pod.serve(task, tokens // len(pods), self.now, self.bad.get((version, task), 0.0))
 
     def judge(self) -> None:
         if self.core is not None:
