@@ -84,7 +84,7 @@ def silence(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Silence alerts for a while: no webhook, no log record.
+    """Silence alerts for a while: no webhook, no log record, except of the end of what was told before.
 
     Routes, quarantines and halts still happen.
 
@@ -190,7 +190,7 @@ def events(
     for event in found:
         message = event["message"].removeprefix(f"{event['contract']}: ")
         if event["kind"] == "firing":
-            then = "silenced" if event["data"].get("silenced") else "then"
+            then = "silenced" if event["data"].get("silenced") else "due"
             message += f"; {then}: {', '.join(map(_action, event['data']['actions']))}"
         lines.append(f"{local_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
     show(lines or ["nothing has happened yet"], found, as_json=as_json)

@@ -57,8 +57,8 @@ def promote(
     Without options: print its stage and what the next step waits for; nothing changes. The evaluator keeps the stage,
     opens the gates, and rolls the version back on a FAIL.
 
-    Exits with 0 if the version has reached full or the action was accepted, 1 if it was rolled back, 3 while it is in
-    progress, 2 if an argument cannot be used.
+    Exits with 0 if the version is in full or the action was accepted, 1 if it was rolled back or replaced, 3 while it
+    is in progress, 2 if an argument cannot be used.
 
     Examples:
       kc-otel promote policy-7b 9f1c2ab04d77
@@ -92,13 +92,14 @@ def promote(
         found = follow(url, path)
     else:
         found = get(url, path)
-        show(_lines(found), found, as_json=as_json)
+        lines = [line for line in _lines(found) if not (orders and line.startswith("  waits: "))]  # as of before
+        show(lines, found, as_json=as_json)
     if save is not None:
         _save(url, path, save)
     if orders and not watch:
         return
-    full = found["status"] != "rolled-back" and found["stage"] == "full"
-    raise typer.Exit(0 if full else 1 if found["status"] == "rolled-back" else 3)
+    over = found["status"] != "running"
+    raise typer.Exit(1 if over else 0 if found["stage"] == "full" else 3)
 
 
 def _look(url: str, contract: str, kernel: str, *, as_json: bool) -> None:
@@ -141,6 +142,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     if failing:
         lines.append(f"  {failing} of {found['failure_limit']} failing windows until it is rolled back")
     lines += [f"  waits: {reason}" for reason in found["missing"] if "windows have passed" not in reason]
+    if found["approved"]:
+        lines.append(f"  approved by a person: {', '.join(found['approved'])}")
     if found["elsewhere"] and found["elsewhere"] not in "".join([found["reason"], *lines]):
         lines.append(f"  {found['elsewhere']}")
     return [*lines, f"  {found['reason']}"]

@@ -27,6 +27,7 @@ _MAX_INCIDENTS = 6
 _MAX_ROWS = 20
 _MAX_DETAILED = 2
 _MAX_ACTIONS = 4
+_MESSAGES = frozenset({"notify", "webhook"})
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "unproven": "magenta"}
 
 
@@ -39,10 +40,10 @@ def status(
     """Print incidents, then the cells, the worst first.
 
     Exits with 1 if a cell FAILs, if an incident of a FAIL is neither over nor contained, or if a version was measured
-    after its rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if
-    a breach is unproven (it went away without proof of recovery), if points arrive that are not judged, if a shard does
-    not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or if a webhook endpoint is
-    disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
+    after its rollback. Otherwise exits with 3 if a cell does not PASS (unless its next report is not due yet), if another
+    incident is broken, if a breach is unproven (it went away without proof of recovery), if points arrive that are not
+    judged, if a shard does not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or if a
+    webhook endpoint is disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
 
     Examples:
       kc-otel status
@@ -85,7 +86,7 @@ def _missing(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
         pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
         of = f" of {' against '.join(pair)}" if pair else ""
         what = "sequences" if row["outcome"] == FAILS_CHECKS else "points"
-        since = local_time(row["since"], "%H:%M:%S")
+        since = _time_of(row["since"], time.time())
         lines.append(f"{row['contract']}: {what}{of} are not judged, since {since}: {row['text']}")
     if len(rows) > _MAX_INCIDENTS:
         lines.append(f"points of {len(rows) - _MAX_INCIDENTS} more kernel pairs are not judged")
@@ -103,7 +104,7 @@ def _exit_code(
     if "FAIL" in found or "fail" in broken or stray:
         return 1
     unproven = any(incident["state"] == "unproven" for incident in incidents)
-    return 3 if not cells or unknown or broken or unproven or found & {"NO_DATA", "INVALID_INPUT"} else 0
+    return 3 if not cells or unknown or broken or unproven or found - {"PASS"} else 0
 
 
 def _stray(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:
@@ -111,7 +112,7 @@ def _stray(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:
     return [
         Text(
             f"{entry['contract']}: {entry['kernel']} was rolled back, and was measured after that "
-            f"({local_time(at, '%H:%M:%S')}): {MEASURED_LATER}; "
+            f"({_time_of(at, time.time())}): {MEASURED_LATER}; "
             f"see kc-otel promote {entry['contract']} {entry['kernel']}",
             style="bold red",
         )
@@ -178,10 +179,11 @@ def _incidents(
             lines.append(Text(f"  on {' against '.join(filter(None, kernels))}", style="dim"))
         if index >= _MAX_DETAILED:
             continue
-        done = [action for action in incident["actions"] if action["in_force"] is not False]
-        lines += [
-            Text(f"  {_time_of(action['at'], now)}  {action['text']}", style="dim") for action in done[-_MAX_ACTIONS:]
-        ]
+        # Where there is no room for all, what was done matters more than who was told.
+        told = sorted(incident["actions"], key=lambda action: action["kind"] not in _MESSAGES)
+        done = [action for action in told if action["in_force"] is not False][-_MAX_ACTIONS:]
+        done.sort(key=itemgetter("at"))
+        lines += [Text(f"  {_time_of(action['at'], now)}  {action['text']}", style="dim") for action in done]
     if len(found) > _MAX_INCIDENTS:
         lines.append(Text(f"{len(found) - _MAX_INCIDENTS} more incidents", style="bold"))
     return [*lines, Text()] if lines else []
@@ -215,7 +217,7 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
     titles = {"kernel_inference": "kernel", "kernel_train": "against"}
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for header in ("verdict", "for", "clause", "slice", *(titles[side] for side in sides)):
-        table.add_column(header, no_wrap=True)
+        table.add_column(header, no_wrap=header not in {"clause", "slice"}, overflow="fold")  # these alone may be long
     for header in ("estimate", *(["interval"] if wide else []), "limit", *(["samples"] if wide else [])):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("fires", no_wrap=True)
@@ -269,7 +271,7 @@ def _in_force(found: Iterable[Mapping[str, Any]]) -> list[Text]:
         Text.assemble(
             (entry["kind"], "bold"),
             f"  {entry['contract']}: {entry['text']}",
-            local_time(entry["until"], ", until %Y-%m-%d %H:%M") if entry["until"] is not None else "",
+            local_time(entry["until"], ", until %Y-%m-%d %H:%M %Z") if entry["until"] is not None else "",
         )
         for entry in found
         if entry["kind"] != "route"

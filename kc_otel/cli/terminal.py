@@ -185,8 +185,8 @@ def seconds(option: str, text: str, *, positive: bool = False) -> float:
     return found
 
 
-def local_time(at: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """A Unix time, or the present where it is None, by this machine's clock."""
+def local_time(at: float | None, form: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
+    """A Unix time, or the present where it is None, by this machine's clock, with its zone."""
     moment = datetime.now(tz=UTC) if at is None else datetime.fromtimestamp(at, tz=UTC)
     return moment.astimezone().strftime(form)
 

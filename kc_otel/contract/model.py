@@ -103,7 +103,7 @@ class SliceSpec(Strict):
     )
     """Attribute to value, list of values, or comparison (`">= 8192"`). All conditions must hold."""
     description: str = Field(default="", max_length=500)
-    """One sentence for dashboards and webhooks."""
+    """One sentence for readers of the contract."""
 
     @field_validator("where")
     @classmethod
@@ -164,9 +164,9 @@ class Observability(Strict):
     sampling: Number = Field(default=1.0, gt=0.0, le=1.0)
     """Share of batches that the recorder measures."""
     heartbeat: Duration = 60.0
-    """Silence after which a kernel pair is NO_DATA."""
+    """Silence after the next report was due, which makes a kernel pair NO_DATA."""
     max_series: int = Field(default=2000, ge=1, strict=True)
-    """Largest number of streams per contract; the rest counts as slice `other`."""
+    """Largest number of series per contract; slices without room count as `other`."""
 
     @property
     def late(self) -> float:
@@ -351,7 +351,8 @@ def _meaning(clause: Clause) -> dict[str, Any]:
 
 OTHERWISE_REMEDY: Final = "start the engine as the contract declares it, or correct the contract"
 
-_DECLARED: Final = ("engine", "dtype", "quantization", "attention", "kv_cache_dtype")
+NUMBER_FORMATS: Final = ("dtype", "quantization", "kv_cache_dtype")
+_DECLARED: Final = ("engine", "attention", *NUMBER_FORMATS)
 
 
 def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str, ...]:
@@ -379,15 +380,15 @@ def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str
     return tuple(found)
 
 
-def declared_apart(specs: KernelSpecs) -> bool:
+def declared_apart(specs: KernelSpecs, fields: tuple[str, ...] = _DECLARED) -> bool:
     """Return whether the two declarations exclude each other; a field that one leaves open excludes nothing."""
-    sides = ((getattr(specs.train, name), getattr(specs.inference, name)) for name in _DECLARED)
+    sides = ((getattr(specs.train, name), getattr(specs.inference, name)) for name in fields)
     return any(train and inference and not _same(train, inference) for train, inference in sides)
 
 
 def _same(declared: str, reported: str) -> bool:
     ours, theirs = (_SHORT_DTYPES.get(name, name) for name in (_plain(declared), _plain(reported)))
-    return theirs.startswith(ours)
+    return theirs.removeprefix("auto_").startswith(ours.removeprefix("auto_"))  # vLLM: auto_awq, auto_gptq
 
 
 _SHORT_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}

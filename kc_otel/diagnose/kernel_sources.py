@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.contract.model import KernelSpec
+from kc_otel.contract.model import KernelSpec, declared_otherwise
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.captures import CapturedSequence, kept_positions, projected, relative_error
 from kc_otel.diagnose.located import NotComparableError
@@ -63,6 +63,9 @@ def kernel_from(target: str, spec: KernelSpec, options: Mapping[str, Any] | None
         return
     kernel = VllmKernel.of(target.removeprefix(VLLM), options or {})
     try:
+        # What an option says is asked for; what none says has to be what the contract declares.
+        if said := declared_otherwise(spec.model_copy(update=dict.fromkeys(options or {})), kernel.formats):
+            raise NotComparableError(f"{target}: {'; '.join(said)}; add --engine NAME=VALUE, or correct the contract")
         yield kernel
     finally:
         kernel.close()

@@ -119,6 +119,13 @@ class VllmKernel:
         return boundaries_in(modules.values())
 
     @property
+    def formats(self) -> dict[str, str]:
+        """Its number formats, by their names in a contract."""
+        config = self._engine.llm_engine.vllm_config
+        model, cache = config.model_config, config.cache_config.cache_dtype
+        return {"dtype": str(model.dtype), "quantization": model.quantization or "none", "kv_cache_dtype": str(cache)}
+
+    @property
     def dtype(self) -> torch.dtype:
         """Number format that it computes in."""
         found: torch.dtype = self._engine.llm_engine.vllm_config.model_config.dtype

@@ -77,7 +77,9 @@ class AlertStep:
         matchers = {"kc.contract": self.contract.name}
         if self.clause is None:
             window = format_duration(self.contract.observability.window)
-            counted = f"increase({selector('kc.input.invalid', matchers, INVALID_ONCE)}[{window}])"
+            failed = selector("kc.input.invalid", matchers, INVALID_ONCE)
+            # `increase` does not count the first value of a series that appears.
+            counted = f"({failed} unless last_over_time({failed}[1d] offset {window})) or increase({failed}[{window}])"
             return f"sum by ({', '.join(CELL_LABELS[1:])}) ({counted})"
         return f"max by ({', '.join(CELL_LABELS)}) ({self.verdicts})"
 
@@ -154,6 +156,7 @@ def annotation_texts(
     bounds: Mapping[str, str] = MappingProxyType({}),
     sites: Sites = NOWHERE,
     text: Callable[[str], str] = str,
+    actions: str = "Actions",
 ) -> dict[str, str]:
     """Return the texts that the on-call person reads, of values of a cell or templates of them.
 
@@ -171,7 +174,7 @@ def annotation_texts(
     effect = consequence(alert.clause, alert.step.on, where)
     description = (
         choose(effect, _NOT_REFUTED, kept_away(where)) if alert.step.on == "fail" else effect,
-        f"Actions: {', '.join(map(str, alert.step.do))}.",
+        f"{actions}: {', '.join(map(str, alert.step.do))}.",
         f"Now: {REMEDIES[alert.step.on]}{_UNLESS_DONE * (alert.step.on == 'fail')}.",
         text(alert.promise),
         f"Measured: {numbers}." if with_numbers and numbers else "",

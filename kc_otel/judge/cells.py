@@ -117,7 +117,9 @@ class SilentPairs:
         if pair not in self._known:
             heard = self._state.heard.get(pair) or Heard(self._listening.since)
             quiet = self._listening.silence(heard.last, self.now)
-            ended = self._state.has_ended(pair)
+            alarmed = self._state.evidence.alarmed.items()
+            broken = any(cell.pair == pair and (held.failing or held.fault is not None) for cell, held in alarmed)
+            ended = not broken and self._state.has_ended(pair)  # a breach ends with its run, whenever the next is due
             patience = heard.patience(self._state.contract.observability.heartbeat, ended=ended)
             self._known[pair] = None if quiet <= patience else quiet
         return self._known[pair]
@@ -241,8 +243,8 @@ def _current(
         if others := _other_operators(state, clause):
             said = f"nothing received for {metric}, only for {others}; do the names in both places agree?"
             return {NO_PAIR}, {NO_PAIR: said}, {}
-        said = f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}"
-        return {NO_PAIR}, {NO_PAIR: said}, {}
+        why = next(iter(silence.unmeasured.get(clause.id, {}).values()), "") or _why_nothing(state, silence.now)
+        return {NO_PAIR}, {NO_PAIR: f"nothing received for {metric} yet; {why}"}, {}
     latest = max(newest.values()) - state.contract.observability.window
     sharers = state.sharers(metric)
     current = {pair for pair, time in newest.items() if time > latest or pair in sharers}

@@ -314,8 +314,9 @@ class ContractState:
     def has_ended(self, pair: Pair) -> bool:
         """Return True if each recorder of a pair's kernel version is done with it, and none reported it since.
 
-        One that fell silent without a word may have died beside a kernel that serves. One that measures another version
-        may come back to this one, until a long window has passed without anything of it.
+        One that fell silent without a word, less than a long window before the end of the others, may have died beside
+        a kernel that serves. One that measures another version may come back to this one, until a long window has
+        passed without anything of it.
         """
         since = self.clock - self._long
         measured = any(newest.get(pair, -math.inf) > since for newest in self.newest.values())
@@ -323,7 +324,7 @@ class ContractState:
             return False
         heard = self.heard.get(pair)
         last = -math.inf if heard is None else heard.last
-        if self.recorders.all_ended(pair[1], last):
+        if self.recorders.all_ended(pair[1], last, self._long):
             return True
         return last < self.clock - self._window and self.recorders.all_who_broke_ended(pair)
 

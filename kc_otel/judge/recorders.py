@@ -297,9 +297,19 @@ class Recorders:
                     owing[sender] = report.measured
         return first
 
-    def all_ended(self, version: str, last: float) -> bool:
-        """Return True if each recorder of a version is done with it, and it was not heard of after that."""
-        return bool(self.gone.get(version)) and not self.by_version.get(version) and self._ended(version) >= last
+    def all_ended(self, version: str, last: float, lasting: float) -> bool:
+        """Return True if each recorder of a version is done with it, and it was not heard of after that.
+
+        One that had been silent for `lasting` seconds by then counts no more, unless it has a breach to refute.
+        """
+        ended = self._ended(version)
+        if not self.gone.get(version) or ended < last:
+            return False
+        owed = [owing for key, owing in self.owed.items() if key.kernel_inference == version]
+        return not any(
+            report.at > ended - lasting or any(owing.get(sender) == _NOT_YET for owing in owed)
+            for sender, report in self.by_version.get(version, {}).items()
+        )
 
     def move(self, sender: str, done: Mapping[str, bool], now: float) -> None:
         """Note all that a recorder says of versions in one message: where it is done with each, it shuts down."""
@@ -339,8 +349,9 @@ class Recorders:
 
         After `lasting` seconds of silence a recorder is counted no more. The sentence is empty for none.
         """
-        silent, all_of_it = self.silent(version, silence), len(self.by_version.get(version, ()))
+        silent = self.silent(version, silence)
         lately = sorted((quiet, sender) for sender, quiet in silent.items() if quiet <= lasting)
+        all_of_it = len(self.by_version.get(version, ())) - len(silent) + len(lately)
         others_report = any(
             silence(report.at) <= self._patience for senders in self.by_version.values() for report in senders.values()
         )

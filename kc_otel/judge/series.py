@@ -309,7 +309,8 @@ class Series:
 class Heard:
     """Last report of a pair, gaps between its latest reports, and since when it is not silent; Unix seconds.
 
-    A gap that the first report of a recorder ends is negative: a pause between runs, and no interval of reports.
+    A gap that the first report of a recorder ends is negative: a pause between runs, and no interval of reports. There
+    are as many of either kind, so that the reports of one job leave the pauses between the jobs.
     """
 
     last: float
@@ -327,7 +328,7 @@ class Heard:
             self.since = now
         if now > self.last:
             gap = now - self.last
-            self.gaps = [*self.gaps[1 - _MAX_GAPS :], -gap if self.begun > self.last else gap]
+            self.gaps = [*_latest(self.gaps, heartbeat), -gap if self.begun > self.last else gap]
             self.last = now
 
     def begin(self, now: float) -> None:
@@ -339,10 +340,22 @@ class Heard:
     def patience(self, heartbeat: float, *, ended: bool = False) -> float:
         """Seconds of silence that mean something: the heartbeat, from when the next report was due.
 
-        That is the second largest of the latest gaps after the last; the largest may have been an outage.
+        That is the second largest of the latest gaps after the last; the largest may have been an outage. What has
+        `ended` may pause as before for longer than it ran; what ran for longer has no schedule.
         """
-        gaps = sorted(abs(gap) for gap in self.gaps if ended or gap > 0.0)
+        ran = self.last - self.since
+        gaps = sorted(abs(gap) for gap in self.gaps if gap > 0.0 or (ended and -gap > ran))
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
+
+
+def _latest(gaps: Sequence[float], heartbeat: float) -> list[float]:
+    """The latest gaps of either kind, in order, with room for one more; no pauses before one of several at once."""
+    left, kept = {False: _MAX_GAPS - 1, True: _MAX_GAPS - 1}, []
+    for gap in reversed(gaps):
+        if left[gap > 0.0] and not -heartbeat <= gap < 0.0:
+            left[gap > 0.0] -= 1
+            kept.append(gap)
+    return kept[::-1]
 
 
 class Listening(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -104,7 +105,7 @@ def test_an_alert_is_listed_and_acknowledged(kc):
     assert "acknowledged by ada: looking" in kc("alerts", "list")[1]
     assert "ada is at work on token-tv on code (looking)" in kc("status")[1]
     assert "acknowledged  policy: ada acknowledged token-tv on code: looking" in kc("events")[1]
-    assert "; then: " in (shown := kc("events")[1])
+    assert "; due: " in (shown := kc("events")[1])
     assert "route:train-kernel" in shown
     assert kc("alerts", "ack", "policy", "--slice", "code", "--why", "my shift", "--by", "bob")[0] == 0
     assert "bob acknowledged token-tv on code, and took over from ada: my shift" in kc("events")[1]
@@ -123,8 +124,11 @@ def test_a_silence_is_made_and_ended(kc):
     assert shown.startswith(f"silence {silence.id} until ")
     assert 7190 < silence.until - time.time() <= 7200
     assert f"silenced ({silence.id})" in kc("alerts", "list")[1]
-    assert f"silence {silence.id}  every clause of policy on slice code until " in kc("alerts", "list")[1]
-    assert "every clause on slice code is silenced by ada" in kc("status")[1]
+    until = datetime.fromtimestamp(silence.until, tz=UTC).astimezone()
+    said = f"silence {silence.id}  every clause of policy on slice code until {until:%Y-%m-%d %H:%M:%S %Z}, ada: "
+    assert said in kc("alerts", "list")[1]
+    said = f"every clause on slice code is silenced by ada (planned), until {until:%Y-%m-%d %H:%M %Z}"
+    assert said in " ".join(kc("status")[1].split())
     assert kc("alerts", "unsilence", silence.id, "--why", "done", "--by", "bob")[0] == 0
     assert kc.core.people.silences == ()
     assert "bob ended the silence of every clause on slice code by ada: done" in kc("events")[1]

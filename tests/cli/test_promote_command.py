@@ -74,8 +74,9 @@ def test_offline_ci_waits_for_a_gate_and_for_no_windows():
     found = {"kernel": "v2", "share": 0.0, "status": "running", "windows": 0, "windows_needed": 2, "failed_windows": 0}
     found |= {"missing": ["no evidence of the offline stage"], "elsewhere": "", "reason": "ada starts it"}
     for position, following, said in (("offline-ci", "shadow", ""), ("shadow", "full", "; 0 of 2 windows have passed")):
-        lines = promote_command._lines(found | {"position": position, "next": following})
-        assert lines[1:3] == [f"  next: {following}{said}", "  waits: no evidence of the offline stage"]
+        lines = promote_command._lines(found | {"position": position, "next": following, "approved": ["full"]})
+        waits = "  waits: no evidence of the offline stage"
+        assert lines[1:] == [f"  next: {following}{said}", waits, "  approved by a person: full", "  ada starts it"]
 
 
 def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):
@@ -116,7 +117,8 @@ def test_orders_are_taken_with_who_and_why(run, driven):
     driven.tick()
     code, out, _ = run("promote", "policy", "v2")
     assert (code, "  waits: held: by bob: lunch" in out) == (3, True)
-    assert run("promote", "policy", "v2", "--resume")[0] == 0
+    code, out, _ = run("promote", "policy", "v2", "--resume")
+    assert (code, "held" in out) == (0, False)
     for option in (("--hold",), ("--force", "full"), ("--rollback",)):
         code, _, err = run("promote", "policy", "v2", *option)
         assert (code, f"{option[0]}: say why with --why" in err) == (2, True)
@@ -134,7 +136,8 @@ def test_a_version_that_was_replaced_says_which_order_mends_it_and_gives_way_to_
     code, out, _ = run("promote", "policy", "v3")
     assert (code, out.splitlines()[1:]) == (3, ["  to start it: kc-otel promote policy v3 --start"]), "v2 serves"
     driven.core.promotions.tell("policy", "v3", "force", "ada", "it is better", 2.0, stage=Stage.FULL, start=True)
-    _, out, _ = run("promote", "policy", "v2")
+    code, out, _ = run("promote", "policy", "v2")
+    assert code == 1
     again = "kc-otel promote policy v2 --force full --why"
     assert out.splitlines() == [
         "v2 was replaced", "  v2 is replaced by v3", f"  to make it the promoted version again: {again} ...",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -62,6 +63,18 @@ def test_cells_that_differ_only_in_the_training_kernel_say_so() -> None:
     assert {row[0] for row in rows} == {"ENDED"}
 
 
+def test_long_names_cut_no_verdict_no_number_and_no_fingerprint() -> None:
+    named = {"clause": "share-of-prompts-beyond-the-cap", "slice": "customers-of-the-northern-region"}
+    versions = "a1" * 6, "b2" * 6
+    cells = [cell("INCONCLUSIVE", kernel_inference=version, firing=["critical"], **named) for version in versions]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*_tables(cells, 60.0, 80, most=20))
+    said = console.export_text()
+    assert [said.count(word) for word in ("INCONCLUSIVE", " a1a1a1a1a1a1 ", " critical")] == [2, 1, 2]
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
 def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     statuses = ["FAIL"] * 15 + ["NO_DATA"] * 15 + ["PASS"] * 30
     cells = [cell(status, slice=f"s{index}") for index, status in enumerate(statuses)]
@@ -69,7 +82,10 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     found = incident(
         headline="tv is above its limit on s0, s1, s2 and 12 more", slices=["s"] * 15,
         grew="3 slices at 04:45, 15 at 04:50 UTC",
-        actions=[{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
+        actions=[
+            {"at": 0.0, "kind": "webhook" if index == 2 else "route", "text": f"action {index}", "in_force": index != 5}
+            for index in range(6)
+        ],
     )  # fmt: skip
     incidents = [found | {"id": f"{index:012d}"} for index in range(8)]
     named = {"role": "inference", "version": "bb", "name": "vllm 0.32 fp8 (bb)"}
@@ -79,7 +95,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     assert said[0] == "Broken  policy: tv is above its limit on s0, s1, s2 and 12 more"
     assert said[1] == "  for 1m, 15 slices, 3 slices at 04:45, 15 at 04:50 UTC; incident 000000000000"
     assert said[2] == "  on vllm 0.32 fp8 (bb)"
-    assert [line[-8:] for line in said[3:7]] == ["action 1", "action 2", "action 3", "action 4"]  # 5 holds no more
+    assert [line[-8:] for line in said[3:7]] == ["action 0", "action 1", "action 3", "action 4"]  # 5 holds no more
     assert said[7:9] == [said[0], said[1].replace("0" * 12, f"{1:012d}")]
     assert said[26] == "2 more incidents"
     assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
@@ -108,7 +124,7 @@ def test_times_of_what_was_done_have_a_zone_and_a_date_unless_it_is_todays(monke
     monkeypatch.setenv("TZ", "EST5")
     time.tzset()
     try:
-        done = incident(actions=[{"at": 1e6, "text": "paged", "in_force": None}])
+        done = incident(actions=[{"at": 1e6, "kind": "webhook", "text": "paged", "in_force": None}])
         assert f"  {said}  paged" in [line.plain for line in _incidents([done], [], now, [])]
     finally:
         monkeypatch.undo()
@@ -119,8 +135,8 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
     row = {"contract": "policy", "kernel_train": "aa", "kernel_inference": "bb", "outcome": "future", "since": 0.0,
            "text": "a clock is wrong"}  # fmt: skip
     (line,) = _missing([row])
-    assert line.plain.startswith("policy: points of bb against aa are not judged, since ")
-    assert line.plain.endswith(": a clock is wrong")
+    since = datetime.fromtimestamp(0.0, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    assert line.plain == f"policy: points of bb against aa are not judged, since {since}: a clock is wrong"
     (unknown,) = _missing([row | {"kernel_train": "", "kernel_inference": ""}])
     assert unknown.plain.startswith("policy: points are not judged")
     assert _missing([row | {"outcome": "invalid"}])[0].plain.startswith("policy: sequences of bb against aa are not")
@@ -144,6 +160,7 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
     assert _exit_code(cells, [incident("fail", "unproven", cells=over)], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
     assert _exit_code([{"status": "FAIL"}], [], [], unknown=True) == 1
+    assert _exit_code([*cells, {"status": "INCONCLUSIVE"}], [], [], unknown=False) == 3, "the undecided is not known"
     assert _exit_code(cells, [], [], unknown=True) == 3, "points that are not judged, or a late evaluation"
 
 

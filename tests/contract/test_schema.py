@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from kc_otel.contract.load import load, load_all
+from kc_otel.contract.model import declared_otherwise
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.yaml_document import parse
 
@@ -83,3 +84,13 @@ _WANTED = {
 def test_there_is_one_for_each_need():
     assert {contract.name for contract in load_all([_CONTRACTS[0].parent])} >= _WANTED
     assert all(load(path).name == path.stem for path in _CONTRACTS)
+
+
+def test_quantisations_are_declared_as_vllm_reports_them():
+    """Where not, each engine is another than is declared, and no promotion goes on."""
+    reported = {"serving-int8": "compressed-tensors", "serving-awq": "auto_awq", "rl-rollouts-bf16-fp8": "fp8"}
+    for contract in load_all([_CONTRACTS[0].parent]):
+        spec = contract.kernels.inference
+        if spec.quantization is not None:
+            fields = {"engine": "vllm", "dtype": "bfloat16", "quantization": reported[contract.name]}
+            assert declared_otherwise(spec, fields) == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from kc_otel import cli
+from kc_otel.contract.model import KernelSpec
 from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, Boundary, fused
 from kc_otel.diagnose.captures import (
     Capture,
@@ -24,9 +26,10 @@ from kc_otel.diagnose.captures import (
     read_capture,
     relative_error,
 )
-from kc_otel.diagnose.kernel_sources import capture_kernel, torch_kernel_from
+from kc_otel.diagnose.kernel_sources import capture_kernel, kernel_from, torch_kernel_from
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
+from kc_otel.diagnose.vllm_kernel import VllmKernel
 from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
 from tests.tools.contracts import contract_of, contract_text
 
@@ -128,6 +131,19 @@ def test_a_changed_capture_is_refused(tmp_path):
         read_capture(tmp_path / "c.capture")
     with pytest.raises(ValueError, match=r"c\.capture: is neither a whole capture, nor"):
         torch_kernel_from(str(tmp_path / "c.capture"), CONTRACT.kernels.train)
+
+
+def test_an_engine_that_is_not_what_the_contract_declares_is_refused(monkeypatch):
+    """Unless an option says so: what was forgotten would be sound."""
+    started = SimpleNamespace(close=lambda: None)
+    started.formats = {"dtype": "torch.bfloat16", "kv_cache_dtype": "auto", "quantization": "none"}
+    monkeypatch.setattr(VllmKernel, "of", lambda *_: started)
+    spec = KernelSpec(engine="vllm", dtype="bfloat16", kv_cache_dtype="fp8")
+    said = r"^vllm:model: kv_cache_dtype fp8 is declared, and auto reported; add --engine NAME=VALUE, or"
+    with pytest.raises(NotComparableError, match=said), kernel_from("vllm:model", spec, {"max_model_len": 256}):
+        pass
+    with kernel_from("vllm:model", spec, {"kv_cache_dtype": "auto"}) as kernel:
+        assert kernel is started
 
 
 @pytest.mark.slow

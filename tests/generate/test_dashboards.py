@@ -239,8 +239,8 @@ def test_every_combination_of_actions_has_words(boards):
         for kind in kinds
     )
     assert mapping["options"]["0"]["text"] == "nothing yet"
-    assert mapping["options"]["33"]["text"] == "sent to training kernel, people told"
-    assert mapping["options"]["72"]["text"] == "training halted, promotion held"
+    assert mapping["options"]["33"]["text"] == "route to training kernel, message"
+    assert mapping["options"]["72"]["text"] == "halt, promotion held"
 
 
 def test_cells_lead_to_their_slice(boards):

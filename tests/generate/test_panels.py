@@ -47,7 +47,7 @@ def numbers() -> Iterator[Series]:
             continue
         each = list(clauses()) if "kc.clause" in metric.attributes else [{}]
         each = [{"kc.clause.metric": derived} for derived in DERIVED] if metric.name == "kc.contract.factor" else each
-        outcomes = ("accepted", "late") if "kc.outcome" in metric.attributes else ("",)
+        outcomes = ("accepted", "late", "ignored") if "kc.outcome" in metric.attributes else ("",)
         for of in each:
             for outcome in outcomes:
                 given = {**KNOWN, **of, "kc.outcome": outcome}
@@ -149,11 +149,34 @@ def test_what_is_not_picked_is_not_shown(ask, boards, name, variable):
 def test_without_an_evaluator_nothing_is_zero(ask, boards, name):
     """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is."""
     tiles = [(panel, text) for panel, text in targets(boards[name]) if panel["type"] == "stat"]
-    assert all(panel["fieldConfig"]["defaults"]["noValue"] == "unknown" for panel, _ in tiles)
+    for panel, _ in tiles:
+        shown = panel["fieldConfig"]["defaults"]
+        assert shown["noValue"] == "unknown"
+        # Without it Grafana shows no value on the colour of the lowest threshold, which is green here.
+        (null,) = (mapping["options"] for mapping in shown["mappings"] if mapping["type"] == "special")
+        assert null == {"match": "null+nan", "result": {"text": "unknown", "color": "#808080"}}
     said = {panel["title"]: ask(text, END + 90, "80s") for panel, text in tiles if panel["title"] != "Measured share"}
     assert said.pop("Evaluated") == [90.0]
     assert said
     assert not any(said.values())
+
+
+def test_without_recorders_nothing_that_they_count_is_zero(ask):
+    """Where Prometheus scrapes the evaluator alone."""
+    kinds = ("kc.input.invalid", "kc.recorder.dropped", "kc.recorder.export.failures")
+    assert [ask(queries.increase(kind).replace("_total", "_never")) for kind in kinds] == [[0.0]] * 3
+    asked = [queries.increase(kind).replace("_total", "_never").replace("_sampling", "_never") for kind in kinds]
+    assert [ask(text) for text in asked] == [[]] * 3
+
+
+def test_what_failed_first_counts(ask):
+    """A series that begins within the range begins with a count."""
+    assert ask(queries.increase("kc.input.invalid"), span="600s") == [29.0]
+
+
+def test_points_that_recorders_send_of_themselves_are_not_told_as_unused(ask, boards):
+    (text,) = (text for panel, text in targets(boards["health"]) if panel["title"] == "Points not used")
+    assert ask(text) == ask(queries.rate("kc.evaluator.points", (), 'kc_outcome="late"'))
 
 
 def test_numbers_are_those_that_were_sent(ask):

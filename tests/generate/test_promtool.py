@@ -361,6 +361,17 @@ def test_the_silence_of_a_slice_that_is_kept_away_as_ordered_is_no_alert(answer,
     answer(series, [found(query, "19m", '{slice="all"}')], rules[0])
 
 
+@pytest.mark.slow
+def test_the_first_sequences_that_fail_are_an_alert_and_those_before_an_outage_are_none(answer, rules) -> None:
+    """A series begins with them: `increase` counts what comes after its first value."""
+    failed = f'kc_input_invalid_total{{{PAIR},kc_slice="all",kc_reason="nan_logprob"}}'
+    fires = 'count(ALERTS{alertstate="firing", alertname="KernelContractInvalidInput"})'
+    series = {lives(): "0+15x400", failed: "_x40 32x320"}
+    answer(series, [found(fires, "12m", "{}"), found(fires, "30m")], rules[0])
+    series = {lives(): "0+15x400", failed: "32x80 stale _x80 32x240"}
+    answer(series, [found(fires, "42m")], rules[0])
+
+
 def route(slice: str, version: str, kernel: str) -> str:
     where = f'kc_contract="c", kc_slice="{slice}", kc_kernel_inference="{version}"'
     return f'kc_route{{{where}, kc_route_kernel="{kernel}"}}'

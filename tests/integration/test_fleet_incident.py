@@ -283,7 +283,7 @@ def test_a_fleet_is_one_incident_and_one_page(browser, serve, pagerduty, slack, 
         watched = shown("status", "--url", evaluator.api).splitlines()
         assert watched[0].startswith("Broken; routing to the training kernel was ordered at ")
         head = "\n".join(watched[:9])
-        assert re.search(r"fleet: token-tv (is|was) above its limit on\s+team-", head)
+        assert re.search("fleet: token-tv (is|was) above its limit on team-", " ".join(head.split()))
         assert re.search(f"46 slices[^;]*; incident {incident['id']}", head)
         assert "  on vllm 0.32 fp8" in head
         assert any(re.match(r"and \d+ more: ", line) for line in watched)
@@ -292,7 +292,7 @@ def test_a_fleet_is_one_incident_and_one_page(browser, serve, pagerduty, slack, 
         look(browser, evaluator.api, incident["id"], pictures)
         failing = lambda: sum(status == "FAIL" for status in statuses(BAD).values())  # noqa: E731
         until(lambda: overview.tile("Broken") == failing(), "Grafana counts alike")
-        assert overview.tile("Routed away") == len(SLICES) + 1, "the route of all traffic takes everybody along"
+        assert overview.tile("Open incidents") == 1
         assert len(overview.rows("Verdicts over time")) == 46, "what was ever broken comes first"
         (mark,) = overview.rows("Incidents")
         assert (mark["metric"]["kc_incident"], mark["value"][1]) == (incident["id"], "2"), "broken, not contained"

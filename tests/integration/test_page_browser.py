@@ -90,9 +90,10 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
     assert "to the training kernel" in said
     assert "pager" in said
     browser.wait("document.querySelector('#events').innerText.includes('Then:')")
-    assert "a webhook to pager" in browser.evaluate("document.querySelector('#events').innerText")
+    assert "a webhook to pager due" in browser.evaluate("document.querySelector('#events').innerText")
     assert f"vllm 2 int8 ({BAD.fingerprint})" in said
     assert browser.evaluate("document.title").startswith("◐ 1 contained")
+    assert browser.evaluate("document.querySelector('#contracts [role=img]').ariaLabel") == "Contained"
 
     browser.wait("document.querySelector('.incident .spark .chart')")
     told = browser.accessible()
@@ -150,6 +151,22 @@ def test_what_is_told_in_one_line_of_many_alerts_or_cells_is_true_of_each(browse
     assert lines == [
         "resolved tv and tail on code are contained: routers avoid the kernel, which is not repaired (2 alerts)",
         "resolved tv on all traffic is resolved",
+    ]
+    fired = [
+        {
+            "kind": "firing", "at": 1, "contract": "policy", "message": "",
+            "data": {"clause": clause, "slice": "code", "on": on, "actions": ["notify"]},
+        }
+        for on in ("inconclusive", "fail") for clause in ("tv", "tail")
+    ]  # fmt: skip
+    lines = browser.evaluate(
+        "import('/page/events.js').then(({ grouped, eventLine }) => "
+        f"grouped({json.dumps(fired)}).map((one) => eventLine(one, false)).map((line) => "
+        "[line.querySelector('.shape').className, line.lastChild.textContent.trim()]))"
+    )
+    assert lines == [
+        ["shape open", "alert undecided: tv and tail on code (2 alerts) Then: announced in the log."],
+        ["shape fail", "alert broken: tv and tail on code (2 alerts) Then: announced in the log."],
     ]
     named = """import('/page/grid.js').then(async ({ showGrids }) => {
       const [{ contracts }, { verdicts }] = await Promise.all(
@@ -285,6 +302,56 @@ def test_evidence_of_a_depth(browser: Any, serve: Callable[..., Evaluator]) -> N
     assert chart["rows"][5][1][:2] == ["layer 1, o_proj", "0.08"]
 
 
+def test_a_headline_says_no_more_than_is_known(browser: Any, serve: Callable[..., Evaluator]) -> None:
+    """Undecided is not green, input that fails its checks breaks no promise, and who never reported has not stopped."""
+    browser.open(serve().api)
+    browser.wait("document.querySelector('.mark')")
+
+    def shown(counts: dict[str, int], *incidents: dict[str, Any], heard: bool = True) -> list[str]:
+        plain = {
+            "contract": "p", "state": "broken", "state_text": "", "since": 1, "slices": ["code"], "cells": [],
+            "clauses": ["tv"], "extents": [], "growth": [], "actions": [], "diagnoses": [],
+            "only_route_left": False, "went_away": False, "kernel_train": "t", "kernel_inference": "q", "headline": "",
+        }  # fmt: skip
+        overview = {
+            "incidents": [{"id": str(number), **plain, **one} for number, one in enumerate(incidents)],
+            "counts": {"p": counts}, "now": 9, "at": 9, "heard": heard, "missing": [], "in_force": [], "no_traffic": {},
+        }  # fmt: skip
+        contract = {"name": "p", "kernels": [{"role": "inference", "version": "q", "name": "q"}] * heard}
+        given = {"overview": overview, "contracts": [contract], "promotions": [], "health": {"failures": {}}}
+        return browser.evaluate(f"""import('/page/overview.js').then((page) => {{
+          page.showOverview({json.dumps(given)});
+          const title = document.querySelector('#overview-title');
+          const badges = [...document.querySelectorAll('.incident .badge')];
+          return [title.textContent, title.className, ...badges.map((one) => one.innerText)];
+        }})""")
+
+    browser.evaluate("document.querySelector('#pause').click()")  # nothing else is drawn over it
+    fail, invalid = {"status": "FAIL", "on": "fail"}, {"status": "FAIL", "on": "invalid-input", "clauses": ["input"]}
+    undecided = {"status": "INCONCLUSIVE", "on": "inconclusive"}
+    waiting = {"status": "NO_DATA", "on": "no-data", "state_text": "Waiting for first data"}
+    assert shown({"PASS": 2}) == ["Every promise holds on what is measured", "pass"]
+    assert shown({"PASS": 1, "INCONCLUSIVE": 1}) == ["Nothing is known to be broken", ""]
+    assert shown({"PASS": 2}, undecided)[:2] == ["Nothing is known to be broken", ""]
+    assert shown({"FAIL": 1}, fail | {"slices": ["long"]}, invalid) == [
+        "1 promise was broken on long", "fail", "✕ Fail", "⊘ Invalid input",
+    ]  # fmt: skip
+    assert shown({"INVALID_INPUT": 1}, invalid) == ["Sequences fail the input checks", "fail", "⊘ Invalid input"]
+    assert shown({"NO_DATA": 1}, waiting, heard=False)[:2] == ["Waiting for the first data", "silent"]
+    assert shown({"PASS": 1, "NO_DATA": 1}, waiting)[:2] == ["Nothing is known to be broken", ""]
+    away = shown({"PASS": 2}, fail | {"state": "unproven", "went_away": True})
+    assert away[:2] == ["Nothing is known to be broken; a breach went away without proof of recovery", "silent"]
+    hook = {"endpoint": "pager", "waiting": 0, "parked": 0, "disabled": ""}  # all of it was over before it was sent
+    health = {"points": {}, "invalid": {}, "failures": {}, "shards": [], "series": 0, "outbox": [hook]}
+    told = browser.evaluate(f"""import('/page/aside.js').then((page) => {{
+      page.showHealth({{ health: {json.dumps(health)}, overview: {{ now: 9 }} }});
+      return document.querySelector('#health-body div:last-child').textContent;
+    }})""")
+    assert told == "Webhook pagernothing waits"
+    stopped = waiting | {"state_text": "No data"}
+    assert shown({"NO_DATA": 1}, stopped)[:2] == ["A kernel has stopped reporting", "silent"]
+
+
 def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve: Callable[..., Evaluator]) -> None:
     """Of a directive that has been asked for long enough for a program to say that it looks at it."""
     browser.open(serve().api)
@@ -305,6 +372,8 @@ def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve
 
     said = "No program acts on this: no training loop asks whether it should stop (recorder.follow)."
     assert said in shown("halt", 800, "null")
+    warning = "document.querySelector('#decisions-body .warning')"
+    assert browser.evaluate(f"getComputedStyle({warning}).display") == "block"  # not laid over the line before it
     assert said in shown("halt", 800, "850")
     assert "listens" not in shown("halt", 800, "950")
     assert "listens" not in shown("halt", 950, "null")
@@ -436,6 +505,8 @@ def test_a_change_is_announced_and_a_pause_is_kept(browser, serve, recorder):
     traffic.send(**CALM)
     browser.open(evaluator.api)
     browser.wait("document.querySelector('.mark.pass')")
+    browser.evaluate("Object.defineProperty(document, 'hidden', { value: true })")  # behind others
+    time.sleep(2.0)  # a look that was due already
     for _ in range(10):
         traffic.send(code=0.3, prose=0.005)
         time.sleep(0.2)
@@ -458,6 +529,7 @@ def test_a_lost_evaluator_is_said_and_found_again_with_its_past(browser, serve, 
     browser.wait("document.querySelector('main.stale')")
     assert "The evaluator has not answered since" in browser.evaluate("document.querySelector('#notices').innerText")
     assert browser.evaluate("document.querySelector('#live-text').textContent") == "No answer"
+    assert browser.evaluate("document.querySelector('#overview-title').textContent") == "No evaluator answers"
     assert browser.evaluate("document.title").startswith("! no answer")
     serve("--api-port", port)
     browser.wait("!document.querySelector('main.stale')", 40.0)
@@ -574,7 +646,7 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
     browser.wait(f"{title} === 'Nothing has been evaluated for 1 min 15 s'")
     assert browser.evaluate("document.querySelector('#overview-title').className") == "fail"
     said = browser.evaluate("document.querySelector('#overview-sub').textContent")
-    assert re.match(r"At \d.*: Nothing measured is broken; the evaluator fails\. ", said)
+    assert re.match(r"At \d.*: Nothing is known to be broken; the evaluator fails\. ", said)
     assert browser.evaluate("document.querySelector('#live-dot').className") == "dot lost"
     assert browser.evaluate("document.title") == "! nothing is judged · kc-otel"
     never = "import('/page/format.js').then((page) => page.lateness({{at: null, now: 1000, started_at: {}}}))"

@@ -174,6 +174,20 @@ def test_a_clause_for_which_some_recorders_measure_something_else_does_not_pass(
         assert {v.status for v in verdicts_of(evaluator, at) if v.cell.clause == "token-tv"} == {Status.PASS}
 
 
+def test_a_clause_that_the_recorders_contract_lacks_names_the_restart_that_it_takes() -> None:
+    """The clause was added to the evaluator's contract alone."""
+    added = {"id": "tails", "metric": "abs_log_ratio", "statistic": "fraction > 0.5", "unit": "prompt", "limit": 0.05}
+    served, applied = make_contract(statistical=[CLAUSE, added]), make_contract(version=2, statistical=[CLAUSE])
+    evaluator, recorder = Evaluator([served]), Reporting(applied)
+    take(evaluator, NOW, recorder.request(NOW))
+    (reason,) = {v.reason for v in verdicts_of(evaluator, NOW) if v.cell.clause == "tails"}
+    assert reason == (
+        "nothing received for kc.drift.abs_log_ratio_by_prompt yet; a recorder applies version 2 of the contract, "
+        "where clause tails measures something else or is missing; the evaluator has version 3; restart the recorder "
+        "with the contract that is served"
+    )
+
+
 @pytest.mark.parametrize("applied", [NEWER, RENAMED, None])
 def test_the_same_slices_of_another_version_are_judged(applied: Contract | None) -> None:
     """A limit is changed without a restart of trainers; a sender that says nothing of its contract is believed."""
@@ -203,7 +217,7 @@ def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_
     for number in range(750):
         recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + 750.0), done=True)
     assert sum(map(len, recorders.gone.values())) <= 512 + 3
-    assert not recorders.all_ended("0" * 12, NOW)
+    assert not recorders.all_ended("0" * 12, NOW, 3600.0)
     recorders.hear("0" * 12, "new", LastReport(NOW + 1250.0), done=False)
     count, said = recorders.silent_members("0" * 12, lambda last: NOW + 1250.0 - last, 1e6)
     assert (count, said.isprintable(), "others for" in said) == (1, True, True)
@@ -320,6 +334,7 @@ def test_kernels_that_would_be_called_alike_are_named_by_what_differs():
         ({"kv_cache_dtype": "bf16"}, {"kv_cache_dtype": "auto"}, ()),
         ({"attention": "flash-attn"}, {"attention": "FLASH_ATTN"}, ()),
         ({"quantization": "awq"}, READ | {"quantization": "awq_marlin"}, ()),
+        ({"quantization": "awq"}, READ | {"quantization": "auto_awq"}, ()),
         ({"quantization": "fp8"}, READ, ("quantization fp8 is declared, and none reported",)),
         ({"quantization": "fp8"}, {"kv_cache_dtype": "auto"}, ()),
     ],

@@ -146,6 +146,20 @@ def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
     np.testing.assert_array_equal(first.train, sides[0][0][1:])
 
 
+def test_rollouts_of_a_skyrl_prompt_are_of_one_prompt_whatever_their_lengths(skyrl_dump):
+    """SkyRL pads prompt and response as one block, so that shorter responses have the prompt's end before them."""
+    rows = [[7, 8, 9, 1, 1, 1, 1, 1], [0, 0, 7, 8, 9, 1, 1, 1], [0, 7, 8, 5, 1, 1, 1, 1]]
+    masks = [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]
+    first, shorter, other = read(
+        skyrl_dump(
+            sequences=plain(np.array(rows)), attention_mask=plain((np.array(rows) > 0).astype(np.int64)),
+            response_mask=plain(np.array(masks)), loss_mask=plain(np.array(masks, dtype=np.float32)),
+        )
+    )  # fmt: skip
+    assert first.prompt == shorter.prompt != other.prompt
+    assert {row.attributes["prompt_tokens"] for row in (first, shorter, other)} == {3}
+
+
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -238,17 +239,43 @@ def test_verl_batches_name_prompts_and_multiply_their_masks(tmp_path, proto):
         np.testing.assert_array_equal(first.train, np.delete(numbers()[0][0], [2, 3]))
 
 
-def test_verl_batches_of_its_own_tensordict_and_of_bare_tensors_are_read(tmp_path, proto):
+def _rebuild_tensordict_files_consolidated(*_):
+    raise AssertionError("tensordict's own code ran")
+
+
+class Consolidated:
+    """Pickles as a TensorDict of tensordict 0.10 does after `consolidate`: as views of one storage of bytes."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def __reduce__(self):
+        torch, leaves, parts, end = pytest.importorskip("torch"), {}, [], 0
+        for name, tensor in self.tensors.items():
+            parts.append(tensor.contiguous().reshape(-1).view(torch.uint8))
+            begin, end = end, end + parts[-1].numel()
+            leaves[name] = str(tensor.dtype), list(tensor.shape), begin, end, 0
+        return _rebuild_tensordict_files_consolidated, ({"cls": "TensorDict", "leaves": leaves}, torch.cat(parts))
+
+
+def test_verl_batches_of_its_own_tensordict_and_of_bare_tensors_are_read(tmp_path, monkeypatch, proto):
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(array.copy()) for name, array in verl_arrays().items()}
     kinds = {"plain": tensors, "bfloat16": tensors | {"advantages": tensors["advantages"].bfloat16()}}
+    kinds["consolidated"] = Consolidated(tensors)
     with contextlib.suppress(ImportError):
         from tensordict import TensorDict
 
         kinds["tensordict"] = TensorDict(tensors, batch_size=[3]).contiguous().consolidate()
     for name, batch in kinds.items():
         buffer = io.BytesIO()
-        torch.save(batch, buffer)
+        with monkeypatch.context() as patched:
+            if name == "consolidated":
+                rebuild = _rebuild_tensordict_files_consolidated
+                patched.setattr(rebuild, "__module__", "tensordict._reductions")
+                patched.setitem(sys.modules, "tensordict", types.ModuleType("tensordict"))
+                patched.setitem(sys.modules, rebuild.__module__, SimpleNamespace(**{rebuild.__name__: rebuild}))
+            torch.save(batch, buffer)
         for ending, content in (("pkl", proto((buffer.getvalue(), OTHERS, META))), ("pt", buffer.getvalue())):
             path = tmp_path / f"{name}.{ending}"
             path.write_bytes(content)
@@ -317,6 +344,13 @@ def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
     assert files_of([tmp_path, tmp_path / "train_data_step9.jsonl"]) == files_of([tmp_path])
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         files_of([tmp_path / "nowhere"])
+
+
+def test_what_trainers_write_without_log_probabilities_beside_their_training_data_is_left_out(tmp_path):
+    names = ("exp_001/train_data_step2.jsonl", "exp_001/val_data_step2.jsonl", "rollout_data/0.pt", "train_data/0.pt")
+    files = [write_rows(tmp_path / name, []) for name in names]
+    assert files_of([tmp_path]) == [files[0], files[3]]
+    assert files_of([files[1], tmp_path / "rollout_data"]) == files[1:3], "what is asked for is read, or refused"
 
 
 def test_what_a_trainer_wrote_is_a_recording_and_so_is_its_folder(tmp_path):

@@ -446,17 +446,61 @@ def test_a_recorder_that_dies_after_runs_with_pauses_is_told_as_soon_as_any(make
     assert (verdict.status, len(fleet.states("no-data"))) == (Status.NO_DATA, 1)
 
 
-def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fleet):
-    """An import every four minutes, each a process of its own that shuts down."""
+@pytest.mark.parametrize(("seconds", "workers"), [(20, 1), (200, 1), (200, 9)])
+def test_jobs_on_a_schedule_are_no_silence_once_their_interval_is_known(make_fleet, seconds, workers):
+    """An import every four or seven minutes, each of processes that shut down, however often they report."""
     fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
     silences = []
     for job in range(6):
-        fleet.senders["broken"] = Sender(instance=f"import-{job}", start=fleet.now - 1.0)
-        fleet.run(20, broken=0.001)
-        fleet.core.metrics(info_request(fleet.now, 0, f"import-{job}"), fleet.now)
+        names = [f"import-{job}-{worker}" for worker in range(workers)]
+        fleet.senders = {name: Sender(instance=name, start=fleet.now - 1.0) for name in names}
+        for step in range(seconds // 10):
+            fleet.run(10, **dict.fromkeys(names[: step + 1], 0.001))
+        for name in names:
+            fleet.core.metrics(info_request(fleet.now, 0, name), fleet.now)
         fleet.run(220)
         silences += [len(fleet.states("no-data"))]
     assert silences == [1, 1, 0, 0, 0, 0]
+
+
+def test_what_ran_for_longer_than_its_pauses_has_no_schedule(make_fleet):
+    """A server that was down for four minutes a few times is missed as soon as any."""
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
+    for run, seconds in enumerate([20, 20, 20, 400]):
+        fleet.run(220)
+        fleet.senders["broken"] = Sender(instance=f"run-{run}", start=fleet.now - 1.0)
+        fleet.run(seconds, broken=0.001)
+        fleet.core.metrics(info_request(fleet.now, 0, f"run-{run}"), fleet.now)
+    assert fleet.states("no-data") == []
+    fleet.run(110)
+    assert fleet.states("no-data") == [IncidentState.BROKEN]
+
+
+def test_the_breach_of_a_job_ends_with_it_though_the_next_one_is_not_due(make_fleet):
+    fleet = make_fleet()
+    for job, mean in enumerate([0.001, 0.001, 0.001, 0.4]):
+        fleet.run(220)
+        fleet.senders["broken"] = Sender(instance=f"import-{job}", start=fleet.now - 1.0)
+        fleet.run(20, broken=mean)
+        fleet.core.metrics(info_request(fleet.now, 0, f"import-{job}"), fleet.now)
+    assert fleet.states("fail") == [IncidentState.BROKEN]
+    fleet.run(80)
+    ((verdict, _),) = fleet.core.history.cells()
+    assert (verdict.reason, fleet.states("fail")) == ("the run ended: its last recorder shut down 1m20s ago", [])
+
+
+def test_a_run_ends_in_order_though_another_was_killed_a_long_window_before(make_fleet):
+    """It is told as ended for good; within a long window, the one that was killed may still serve."""
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 1m, do: [notify]")
+    fleet.run(60, third=0.001)
+    for seconds, said in [(200, "no report for"), (400, "the run ended")]:
+        fleet.senders["broken"] = Sender(instance=f"run-{seconds}", start=fleet.now - 1.0)
+        fleet.run(seconds, broken=0.001)
+        fleet.core.metrics(info_request(fleet.now, 0, f"run-{seconds}"), fleet.now)
+        for later in (120, 600):
+            fleet.run(later)
+            ((verdict, _),) = fleet.core.history.cells()
+            assert verdict.reason.startswith(said)
 
 
 def test_jobs_that_are_further_apart_than_the_long_window_are_no_silence_until_one_is_overdue(make_fleet):
@@ -520,6 +564,9 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_flee
     assert told()[1] == 2.0
     fleet.run(240, broken=0.001)
     assert told() == ("", 0.0), "the long window is over"
+    fleet.run(10, broken=0.001, healthy=0.001)
+    fleet.run(70, broken=0.001)
+    assert told() == ("1 of 2 recorders is silent without having shut down: healthy for 1m10s", 1.0)
     fleet.run(70)
     assert told() == ("", 0.0), "all are silent, which is another matter"
 

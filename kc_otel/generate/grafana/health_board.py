@@ -15,6 +15,8 @@ from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
 from kc_otel.generate.grafana.panels import legend, target, thresholds
 
 _USED_OUTCOMES: Final = "accepted|baseline"
+_KNOWN_OUTCOMES: Final = f"{_USED_OUTCOMES}|ignored"
+"""Those of a fleet that is sound: what recorders say of themselves is ignored."""
 _EVALUATOR: Final = "From the evaluator's own metrics."
 _RECORDERS: Final = "From the recorders, by way of the Collector."
 
@@ -61,8 +63,8 @@ def invalid_panel(id: int) -> Any:
 def _counts() -> Iterator[Any]:
     yield evaluator_panel(EVALUATED_ID)
     yield points_panel(1)
-    refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True)))
-    about = f"Ignored, duplicate, late, rejected. {_EVALUATOR}"
+    refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_KNOWN_OUTCOMES, no=True)))
+    about = f"Duplicate, late, rejected. {_EVALUATOR}"
     yield panels.count(2, "Points not used", about, refused, "orange").unit("cps").decimals(2)
     waiting, about = queries.now(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
     yield panels.count(3, "Webhooks waiting", about, waiting, "orange", span=2)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kc_otel.contract.registry.own_metrics import label
 from kc_otel.contract.slices import ALL
-from kc_otel.generate.files import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, GeneratedFile, slice_link
+from kc_otel.generate.files import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, GeneratedFile, slice_link
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.health_board import evaluator_panel, invalid_panel, points_panel
@@ -24,7 +24,7 @@ def overview_file() -> GeneratedFile:
         panels.row(98, "Every cell, with its numbers", every_cell(11)),
         panels.row(99, "How near each contract is to its limits", _margins()),
     )
-    about = "What is broken, since when, for whom, and what was done about it."
+    about = "What is broken, since when, for whom, and what was ordered."
     return board_file(OVERVIEW_UID, about, scope(), (*_counts(), not_holding(NOT_HOLDING_ID), *_over_time(), *rows))
 
 
@@ -52,10 +52,14 @@ def _counts() -> Iterator[Any]:
     yield panels.count(
         5, "Alerts firing", about, queries.now(f"count({queries.ALERTS})"), panels.STATUS_COLOURS[Status.FAIL]
     )
-    about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
+    about = "Contained ones and breaches that went away without proof of recovery are among them."
     yield panels.count(
-        6, "Routed away", about, queries.now(f"count({queries.to_train(queries.ROUTE[:2])})"), "blue"
-    ).data_links([panels.link("Promotion and routing", f"/d/{PROMOTION_UID}")])
+        6,
+        "Open incidents",
+        about,
+        queries.now(f"count({queries.own('kc.incident')})"),
+        panels.STATUS_COLOURS[Status.FAIL],
+    )
     health = [panels.link("Health", f"/d/{HEALTH_UID}")]
     yield invalid_panel(12).span(2).data_links(health)
     yield points_panel(13).data_links(health)
@@ -68,19 +72,19 @@ def _over_time() -> Iterator[Any]:
     )
     shown = [target(queries.verdicts_broken(ever=True), _NAMES), target(queries.verdicts_broken(ever=False), _NAMES)]
     yield panels.verdicts(8, "Verdicts over time", about, shown)
-    about = "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet."
+    about = "When each step of the escalation policy fired, by clause, slice and severity."
     shown, red = [target(queries.ALERTS, legend(*queries.CELL[:3], "kc.severity"))], panels.STATUS_COLOURS[Status.FAIL]
     yield panels.timeline(
         9, "Alerts over time", about, shown, mapping({"1": ("firing", red)}), red, height=7, span=12
-    ).no_value("No step fired in this range")
+    ).no_value("No evaluator said in this range that a step fired")
     about = (
-        "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
-        "until a person resumes the slice: see Promotion and routing."
+        "What the steps that fired order, for as long as they fired; `kc-otel status` says what was carried out. A "
+        "route stays after its alert has resolved, until a person resumes the slice: see Promotion and routing."
     )
     shown = [target(queries.ACTIONS, legend(*queries.CELL[:3], "kc.action"))]
     yield panels.timeline(
-        10, "What was done", about, shown, mapping({"1": ("in force", "blue")}), "blue", height=7, span=12
-    ).no_value("Nothing had to be done in this range")
+        10, "What was ordered", about, shown, mapping({"1": ("ordered", "blue")}), "blue", height=7, span=12
+    ).no_value("No evaluator ordered anything in this range")
 
 
 def _margins() -> Any:
@@ -89,7 +93,7 @@ def _margins() -> Any:
     into = panels.link("Look into this clause", f"{slice_link(contract, clause, ALL)}&{panels.SAME_TIME}")
     about = (
         "Distance from the bound that decides to the limit, as a share of the limit, of the slice and the pair of "
-        "kernel versions that have least of it. At zero a clause is at its limit, below it is broken. Click a line "
+        "kernel versions that have least of it. Below zero it is broken, or not shown to be kept. Click a line "
         "for the clause's bounds, limit and distribution."
     )
     shown = [target(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause"))]
@@ -110,7 +114,7 @@ _SEVERITIES: Final = mapping(
 
 
 def not_holding(id: int) -> Any:
-    """Table of the cells that are not PASS: clause, slice, onset, distance from the limit, and actions taken."""
+    """Table of the cells that are not PASS: clause, slice, onset, distance from the limit, and actions ordered."""
     columns = {
         "State": queries.cells("kc.verdict"),
         "Since": queries.since(),
@@ -122,13 +126,14 @@ def not_holding(id: int) -> Any:
     of_cell, failing = queries.labels(queries.CELL), f"{queries.cells('kc.verdict')} > {Status.PASS.code}"
     return panels.table(
         id,
-        "What does not hold: since when, for whom, and what was done about it",
-        "Every clause on a slice that is not PASS, the worst first; empty when everything holds. FAIL: the limit is "
+        "What does not hold: since when, for whom, and what was ordered",
+        "Every clause on a slice that is not PASS, the worst first. FAIL: the limit is "
         "exceeded; the contract states the time between false alarms. NO_DATA: nothing reports, which is not a PASS. "
         "INVALID_INPUT: the data are not scores of the same tokens by two kernels. INCONCLUSIVE: the samples do not "
         "decide it yet. Margin is the distance from the bound that "
-        "decides to the limit, as a share of the limit: negative is beyond it. Actions: the actions of the "
-        "policy's steps that fire now. Click a state, clause or slice to look into it, a promise for what it means.",
+        "decides to the limit, as a share of the limit: negative where the limit is broken, or not shown to be kept. "
+        "Actions: what the policy's steps that fire now order. Click a state, clause or slice to look into it, a "
+        "promise for what it means.",
         {title: f"({query}) and on ({of_cell}) {failing}" for title, query in columns.items()},
         {**_TITLES, label("kc.clause.promise"): "Promise"},
         {
@@ -152,7 +157,7 @@ def not_holding(id: int) -> Any:
             "Training kernel",
             "Inference kernel",
         ),
-    ).no_value("Every judged promise holds, if the first tile shows a running evaluator")
+    ).no_value("Every cell is PASS, if the first tile shows a running evaluator; see the incidents, too")
 
 
 def every_cell(id: int) -> Any:

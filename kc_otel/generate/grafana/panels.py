@@ -62,6 +62,13 @@ def status_mapping() -> Any:
     )
 
 
+def _unknown() -> Any:
+    """A mapping of no value to a word on grey: Grafana would show it on the colour of the lowest threshold."""
+    shown = sdk.models.ValueMappingResult(text="unknown", color="#808080")
+    options = sdk.models.DashboardSpecialValueMapOptions(match=sdk.models.SpecialValueMatch.NULL_AND_NAN, result=shown)
+    return sdk.models.SpecialValueMap(options)
+
+
 def thresholds(base: str, *steps: tuple[float, str]) -> Any:
     """Colours from `base` upwards: each step is the value at which its colour begins."""
     colours = [sdk.models.Threshold(value, colour) for value, colour in ((None, base), *steps)]
@@ -114,6 +121,7 @@ def state(
     colours: Any = None,
     coloured: bool = True,
     text: str = "value",
+    mappings: Sequence[Any] = (),
 ) -> Any:
     """One value, large, on the colour of its threshold or mapping; where several series match, the largest."""
     models = sdk.common_models
@@ -126,6 +134,7 @@ def state(
         .graph_mode(models.BigValueGraphMode.NONE)
         .text_mode(models.BigValueTextMode(text))
         .reduce_options(sdk.common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .mappings([*mappings, _unknown()])
         .no_value("unknown")
     )
 

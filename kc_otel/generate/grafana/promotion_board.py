@@ -82,7 +82,7 @@ def _panels() -> Iterator[Any]:
     yield panels.verdicts(13, "Worst verdict of each kernel version over time", about, (target(worst, pair),), height=8)
     about = (
         "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
-        "has least of it. Below zero something is broken."
+        "has least of it. Below zero it is broken, or not shown to be kept."
     )
     yield panels.graph(
         14, "Smallest margin of each kernel version", about, (target(margin, pair),), "percentunit", span=24

@@ -24,13 +24,13 @@ SEVERITIES: Final = ("info", "warning", "critical")
 """From the least to the worst; the code of a severity is its place, from 1."""
 
 ACTION_BITS: Final = (
-    ("halt", "training halted"),
-    ("route:.*", "sent to training kernel"),
-    ("quarantine-rollouts", "rollouts quarantined"),
+    ("halt", "halt"),
+    ("route:.*", "route to training kernel"),
+    ("quarantine-rollouts", "quarantine of rollouts"),
     ("hold-promotion", "promotion held"),
-    ("resync-weights", "weights asked for again"),
-    ("sample-more|locate", "looking closer"),
-    ("notify|webhook:.*", "people told"),
+    ("resync-weights", "weights again"),
+    ("sample-more|locate", "closer look"),
+    ("notify|webhook:.*", "message"),
 )
 """(regular expression of `kc.action`, in words) of what a step can do; the first has the highest bit."""
 
@@ -150,13 +150,8 @@ def minimum_step() -> str:
     return f"ceil(clamp_min(max({of_picked('kc.contract.heartbeat')}), 120) / 4) or vector(30)"
 
 
-def to_train(attributes: tuple[str, ...] = ROUTE) -> str:
-    """1 for slices that the decision table sends to the training kernel."""
-    matcher = f'{label("kc.route.kernel")}="train-kernel"'
-    return f"{cells('kc.route', matcher, attributes=attributes)} == 1"
-
-
-ROUTES: Final = f"({to_train()}) or 0 * {cells('kc.route', attributes=ROUTE)}"
+_TO_TRAIN: Final = f'{label("kc.route.kernel")}="train-kernel"'
+ROUTES: Final = f"({cells('kc.route', _TO_TRAIN, attributes=ROUTE)} == 1) or 0 * {cells('kc.route', attributes=ROUTE)}"
 """1 for slices that the decision table sends to the training kernel instead of a version, 0 for the others."""
 
 
@@ -176,8 +171,11 @@ def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
 
 
 def increase(metric: str) -> str:
-    """Increase of a recorders' counter over the dashboard's range; nothing where no evaluator lives."""
-    return f"sum(increase({_of_contract(metric)}[$__range])) or (vector(0) and on () ({LIVING}))"
+    """Increase of a recorders' counter over the dashboard's range; nothing where no recorder or evaluator is heard."""
+    of, recorders = _of_contract(metric), health("kc.recorder.sampling")
+    # `increase` does not count the first value of a series that appears.
+    counted = f"({of} unless {of} offset $__range) or increase({of}[$__range])"
+    return f"sum({counted}) or (0 * {recorders} and on () ({LIVING}))"
 
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:

@@ -52,7 +52,7 @@ def slice_file() -> GeneratedFile:
 
 def _now() -> Iterator[Any]:
     worst = "Verdict now, the worst of the picked kernel versions."
-    yield panels.state(1, "State", worst, _cells("kc.verdict"), span=6).mappings([panels.status_mapping()])
+    yield panels.state(1, "State", worst, _cells("kc.verdict"), span=6, mappings=[panels.status_mapping()])
     about = "When it got this verdict; the latest of the picked kernel versions."
     since = f"max({queries.since(_CLAUSE)})"
     yield panels.state(2, "Since", about, since, unit="dateTimeFromNow", coloured=False)
@@ -61,18 +61,22 @@ def _now() -> Iterator[Any]:
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
         yield _in_unit(panels.state(id, title, about, _cells(name), coloured=False).decimals(4))
-    about = "Distance from the bound that decides to the limit, as a share of the limit; negative is beyond it."
+    about = "Distance from the bound that decides to the limit, as a share of it; negative if the limit may be broken."
     query = f"min({queries.margin_share(_CLAUSE)})"
     yield panels.state(
         5, "Margin", about, query, unit="percentunit", colours=thresholds("red", (0.0, "yellow"), (0.2, "green"))
     ).decimals(1)
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
     yield panels.state(6, "Samples", about, _cells("kc.bound.samples"), unit="short", coloured=False)
-    about = "Where the decision table sends this slice's requests instead of each version of the inference kernel."
-    of = legend("kc.kernel.inference")
+    about = (
+        "Where the decision table sends this slice's requests instead of each version of the inference kernel. "
+        "`kc-otel status` says if a router has applied it."
+    )
+    of, kernels = legend("kc.kernel.inference"), mapping({"0": ("inference", "blue"), "1": ("training", "purple")})
     yield panels.state(
-        7, "Kernel that serves it", about, queries.ROUTES, colours=thresholds("blue"), legend=of, text="value_and_name"
-    ).mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
+        7, "Kernel ordered", about, queries.ROUTES, colours=thresholds("blue"), legend=of, text="value_and_name",
+        mappings=[kernels],
+    )  # fmt: skip
     said = "kc.clause.promise"
     promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
     about = "What the clause allows."

@@ -97,8 +97,10 @@ def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites
         choose,
         slice=f"{{{{ or $labels.{_SLICE} `$__all` }}}}",
         bounds={name: _lookup(alert, f"{source.bound}.{end}") for name, end in BOUNDS.items()},
-        sites=sites,
+        # Boards show what an evaluator says.
+        sites=sites if source.lives else Sites(evaluator=sites.evaluator),
         text=literal,
+        actions="Actions" if source.lives else "Nobody carries out without an evaluator",
     )
     rule: dict[str, Any] = {"alert": alert.name, "expr": expression(alert, source)}
     if alert.step.after > 0:

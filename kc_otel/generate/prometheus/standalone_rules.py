@@ -74,9 +74,9 @@ def _notes(contract: Contract) -> tuple[str, ...]:
         f"the time between false alarms, which is {apart} or more for all cells of the evaluator together.",
         "",
         "Left to the evaluator: a slice that was never seen, the first export of a new series, extremes finer than a",
-        "bucket, equal weights of senders that export at different intervals, and",
+        "bucket, equal weights of senders that export at different intervals, all actions, and the boards.",
         *(
-            f"- {clause.id}: {clause.metric} carries no contract, slice or kernels as labels;"
+            f"- {clause.id}: {clause.metric} carries no contract, slice or kernels as labels"
             for clause in left_out(contract)
         ),
     )

@@ -274,8 +274,9 @@ class Incident:
             contained = self.state is IncidentState.CONTAINED
             return "Contained" if contained else "Went away without proof of recovery"
         if self._waited_for:
-            came = any(cell.refuted for cell in self.cells)
-            return "First data arrived" if came else "Closed before valid data arrived"
+            came = [cell.refuted for cell in self.cells]
+            some = "First data arrived in part" if any(came) else "Closed before valid data arrived"
+            return "First data arrived" if all(came) else some
         if not self.refuted:
             return "Ended" if self.run_ended else "Closed without proof of recovery"
         return "Closed by a changed limit" if self.loosened else "Resolved"

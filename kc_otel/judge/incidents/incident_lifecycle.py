@@ -112,7 +112,8 @@ def _refuted(incident: Incident, tick: Tick) -> Incident:
     after = []
     for cell in whole_last:
         where = cell.clause, cell.slice
-        decided, waits = cell.refuted or cell.changed, cell.slice == ALL and cell.clause in open_clauses
+        decided = cell.refuted or cell.changed
+        waits = on != "no-data" and cell.slice == ALL and cell.clause in open_clauses
         if cell.until is not None and where in refuting and not (decided or waits):
             verdict = refuting[where]
             by_change = on == "fail" and verdict is not None and cell.passes_by_change(verdict)

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import PromotionTerms, shown_share
+from kc_otel.contract.units import format_duration
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
@@ -151,12 +152,14 @@ def _missing(gate: GateSpec, evaluation: Evaluation) -> list[str]:
         if not verdicts:
             missing.append(f"{clause} on {slice}: no verdict yet")
             continue
-        needed = gate.needed.get(clause, 1)
-        missing += [_said(verdict, needed) for verdict in verdicts if verdict.status is not Status.PASS]
+        needed, where = gate.needed.get(clause, 1), ""
+        if gate.window:
+            where = f" in one window of {format_duration(gate.long_window)}"
+        missing += [_said(verdict, needed, where) for verdict in verdicts if verdict.status is not Status.PASS]
     return missing
 
 
-def _said(verdict: Verdict, needed: int = 0) -> str:
+def _said(verdict: Verdict, needed: int = 0, where: str = "") -> str:
     cell = verdict.cell
     said = f"{cell.clause} on {cell.slice}: {verdict.status}"
     if verdict.status is Status.NO_DATA:
@@ -167,7 +170,7 @@ def _said(verdict: Verdict, needed: int = 0) -> str:
         return f"{said}, {verdict.reason}"
     said += f", between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
     if verdict.samples < needed:
-        return f"{said}, {needed - verdict.samples:,} more samples are needed before it can pass"
+        return f"{said}, {needed - verdict.samples:,} more samples are needed{where} before it can pass"
     return f"{said}, from {verdict.samples:,} samples"
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from kc_otel.contract.model import Contract
+from kc_otel.contract.model import NUMBER_FORMATS, OTHERWISE_REMEDY, Contract, declared_apart
 from kc_otel.contract.policy import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
@@ -34,6 +34,10 @@ from kc_otel.recordings.recording_files import digest_of, load_recording
 from kc_otel.recordings.request import NEUTRAL
 
 _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
+_NOT_TWO: Final = (
+    "both sides have the same number at every token, but the contract declares two number formats: an engine lacks an "
+    "option, or one side is a copy of the other"
+)
 _FIRST_LOOK: Final = 20
 _LOOK_GROWTH: Final = 1.25
 """Each look costs a pass over all sequences so far: with this factor all together cost five times the last."""
@@ -141,6 +145,9 @@ def gate_recordings(
     for of, values in zip(apart, sampling, strict=True):
         judged = judge(contract, by_contract(of.recording, contract), now, pair, anytime=terms.sequential)
         inputs.append(replace(of, sampling=values, judged=judged))
+    equal = [of.name for of in apart if of.recording.identical]
+    if equal and declared_apart(contract.kernels, NUMBER_FORMATS):
+        raise ValueError(f"{', '.join(equal)}: no decision: {_NOT_TWO}; {OTHERWISE_REMEDY}")
     decision = gate_decision(contract, [of.judged for of in inputs], pair[1], terms, now)
     return OfflineGate(contract, *kernels, terms, tuple(inputs), decision, now)
 

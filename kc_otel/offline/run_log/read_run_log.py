@@ -37,6 +37,8 @@ _STEPS: Final = (
 )  # fmt: skip
 """Names of a row's step: the trainer's, and last the logger's, which counts rows (Open-Instruct's global_step counts
 episodes beside its training_step)."""
+_SAMPLED: Final = frozenset({"output", "completion", "token_ids", "train_logprobs", "trainer_logprobs"})
+"""Keys of a sequence: rollouts that lie beside a log are no log."""
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
 _CONSOLE_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
 _MAX_FILE_BYTES: Final = 1 << 30
@@ -63,32 +65,43 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
     for file in files:
         own: dict[str, dict[int, float]] = {}
         try:
-            repeated |= _put(own, _scalars(file))
+            repeated |= _put(own, _scalars(file), in_order=True)
         except (ValueError, csv.Error, OverflowError) as error:
             raise RunLogError(f"{file}: {error}") from None
         if any(_are_two(found.get(name, {}), by_step) for name, by_step in own.items()):
             raise RunLogError(
                 f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
             )
-        repeated |= _put(found, ((step, name, value) for name, by in own.items() for step, value in by.items()))
+        scalars = ((step, name, value) for name, by in own.items() for step, value in by.items())
+        repeated |= _put(found, scalars, in_order="tfevents" in file.name)  # each start of a run has a later name
         before = file if own else before
     if not found:
         raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
     if repeated:
         said = f"{len(repeated)} steps from {min(repeated)} to {max(repeated)}"
-        say(f"{path}: {said} have several numbers, as after a resume: the last of each counts")
+        say(f"{path}: {said} have earlier numbers, as after a resume or a restart, which do not count")
     return {name: _columns(by_step) for name, by_step in sorted(found.items())}
 
 
-def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar]) -> set[int]:
-    """Add scalars; returns the steps of those that had another number before."""
-    repeated = set()
+def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar], *, in_order: bool = False) -> set[int]:
+    """Add scalars; returns the steps of those that had another number before.
+
+    Of scalars in the order in which they were logged, a step that has another number than before begins the run anew
+    from there: what had come later is not of this run.
+    """
+    repeated: set[int] = set()
+    newest = {name: max(by_step) for name, by_step in into.items()}
     for step, name, value in scalars:
         if not -_MAX_STEP < step < _MAX_STEP:
             raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
         known = into.setdefault(name, {})
         if not _agree(known.get(step, value), value):
-            repeated.add(step)
+            later = [at for at in known if at > step] if in_order and step < newest[name] else []
+            repeated.update((step, *later))
+            for at in later:
+                del known[at]
+            newest[name] = step
+        newest[name] = max(newest.get(name, step), step)
         known[step] = value
     return repeated
 
@@ -160,7 +173,7 @@ def _lines(text: str) -> Iterator[Any]:
 
 def _rows(rows: Iterable[Any]) -> Iterator[Scalar]:
     for row in rows:
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) or not _SAMPLED.isdisjoint(row):
             continue
         values = {**row, **row["data"]} if isinstance(row.get("data"), dict) else row
         numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}

@@ -35,6 +35,8 @@ _SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse", "drift-a
 """Rules of how large drift is: drift that is NaN or infinite is larger than any number."""
 _TRENDS: Final = {"drift-rises": 1, "tail-grows": 1, "ess-falls": -1, "ratio-falls": -1}
 _MIN_LATE_STEPS: Final = 5
+_MIN_COMMON_SHARE: Final = 0.9
+"""Least part of a run that two numbers have in common; slime counts optimizer steps of one, rollouts of another."""
 _NOT_FINITE: Final = 1e300
 """Stands for drift that is NaN or infinite; quantiles between infinite numbers do not exist."""
 _MAX_SHIFT_PARTS: Final = 60
@@ -78,9 +80,8 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
 
 def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | None, str]:
     needed, judge, fewest = RULES[rule]
-    if missing := [role for role in needed if role not in roles]:
-        names = ", ".join(f"{role} (such as {ROLES[role][0]})" for role in missing)
-        return None, f"not in the log: {names}; if it has another name there: --name {missing[0]}=NAME"
+    if lacks := _lacking(log, roles, needed):
+        return None, lacks
     if rule == "drift-and-entropy" and (rises := _judged(log, roles, "drift-rises"))[0] is not True:
         return rises
     parts = [(log[roles[role]][0], _values(log, role, roles[role])) for role in needed]
@@ -107,6 +108,19 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
     if said is None and (doubt := _doubt(rule, roles, steps[kept], values)):
         return None, doubt
     return said is not None, said or ""
+
+
+def _lacking(log: RunLog, roles: Mapping[str, str], needed: tuple[Role, ...]) -> str:
+    """Name the numbers that the log does not have, or not of the same steps; empty if it has them."""
+    if missing := [role for role in needed if role not in roles]:
+        names = ", ".join(f"{role} (such as {ROLES[role][0]})" for role in missing)
+        return f"not in the log: {names}; if it has another name there: --name {missing[0]}=NAME"
+    ends = {roles[role]: log[roles[role]][0][-1] for role in needed}
+    begin = min(log[name][0][0] for name in ends)
+    if min(ends.values()) - begin >= _MIN_COMMON_SHARE * (max(ends.values()) - begin):
+        return ""
+    counts = " and ".join(f"{name} goes to step {end}" for name, end in ends.items())
+    return f"{counts}: they count different steps, or one stops early"
 
 
 def _doubt(rule: str, roles: Mapping[str, str], steps: Steps, values: list[Floats]) -> str:

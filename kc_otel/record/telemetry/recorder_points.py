@@ -66,6 +66,7 @@ class TokenExemplar:
 class PairStreams:
     """Observations of one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
 
+    A stream that appears later begins at the export before: a start that is long past says that values may be missing.
     It is exported in the buckets of `layouts`, and quantities in `of_all` of all traffic alone.
     """
 
@@ -88,7 +89,8 @@ class PairStreams:
         self._contract = contract
         self._layouts = layouts
         self._of_all = of_all
-        self._start = start
+        self._collected = start
+        self._starts: dict[tuple[str, str, str], int] = {}
         self._worst: dict[str, TokenExemplar] = {}
 
     def explain(self, example: TokenExemplar) -> None:
@@ -104,13 +106,15 @@ class PairStreams:
     def points(self, now: int) -> Iterable[tuple[str, ExponentialHistogramDataPoint]]:
         """Every stream's (quantity, cumulative point); exemplars are handed out once."""
         worst, self._worst = self._worst, {}
+        before, self._collected = self._collected, now
         for quantity, operator, slice, value in self.accumulator.histograms():
             if not value.count or (quantity in self._of_all and slice != ALL):
                 continue
             attributes = {**self.identity, "kc.slice": slice} | ({"kc.operator": operator} if operator else {})
             exemplars = _exemplars(quantity, worst[slice]) if slice in worst else ()
             sized = value.sized(*self._layouts[quantity], MOST_BUCKETS) if quantity in self._layouts else value
-            yield quantity, histogram_point(sized, attributes, self._start, now, exemplars)
+            start = self._starts.setdefault((quantity, operator, slice), before)
+            yield quantity, histogram_point(sized, attributes, start, now, exemplars)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -193,9 +197,9 @@ def histogram(quantity: str, points: Sequence[sdk.ExponentialHistogramDataPoint]
     return sdk.Metric(known.name, known.meaning, known.unit, sdk.ExponentialHistogram(points, _CUMULATIVE))
 
 
-def counter(name: str, values: Iterable[tuple[Mapping[str, Scalar], float]], start: int, now: int) -> sdk.Metric:
-    """A monotonic sum of the registry, by attributes."""
-    points = [sdk.NumberDataPoint(attributes, start, now, value) for attributes, value in values]
+def counter(name: str, values: Iterable[tuple[Mapping[str, Scalar], float, int]], now: int) -> sdk.Metric:
+    """A monotonic sum of the registry, by attributes; each value with the time from which it counts."""
+    points = [sdk.NumberDataPoint(attributes, start, now, value) for attributes, value, start in values]
     return _described(name, sdk.Sum(points, _CUMULATIVE, is_monotonic=True))
 
 
@@ -265,6 +269,8 @@ class Counters:
         self._rejected = self._last_rejected = ""
         self._by: defaultdict[tuple[str, ...], float] = defaultdict(int)
         """Counts of a metric by its attributes' values; an empty one is left out."""
+        self._starts: dict[tuple[str, ...], int] = {}
+        self._collected = 0
 
     def count(self, **counts: int) -> None:
         """Add to counts of `RecorderStats`."""
@@ -342,17 +348,20 @@ class Counters:
         return RecorderStats(dropped=self._dropped.values(), invalid=self._invalid.values(), **plain)
 
     def metrics(self, start: int, now: int) -> list[Metric]:
-        """The counts as cumulative sums from `start` to `now`, unix nanoseconds."""
+        """The counts as cumulative sums to `now` from `start`, or the call before their first; unix nanoseconds."""
         values = self.values()
         with self._lock:
             by = dict(self._by)
         by |= {("kc.recorder.dropped", reason): count for reason, count in values.dropped.items()}
         contract: dict[str, Scalar] = {"kc.contract": self._contract}
-        points: dict[str, list[tuple[Mapping[str, Scalar], float]]] = {
-            "kc.recorder.tokens": [(contract, values.tokens)],
-            "kc.recorder.export.failures": [(contract, values.export_failures + values.exports_in_part)],
+        points: dict[str, list[tuple[Mapping[str, Scalar], float, int]]] = {
+            "kc.recorder.tokens": [(contract, values.tokens, start)],
+            "kc.recorder.export.failures": [(contract, values.export_failures + values.exports_in_part, start)],
         }
+        before, self._collected = self._collected or start, now
         for (name, *said), count in sorted(by.items()):
             of = {attribute: text for attribute, text in zip(_ATTRIBUTES[name], said, strict=True) if text}
-            points.setdefault(name, []).append(({**contract, **of}, count))
-        return [counter(name, found, start, now) for name, found in points.items()]
+            points.setdefault(name, []).append(
+                ({**contract, **of}, count, self._starts.setdefault((name, *said), before))
+            )
+        return [counter(name, found, now) for name, found in points.items()]

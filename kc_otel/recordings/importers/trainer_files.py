@@ -25,6 +25,7 @@ _OTHERS, _META = "other columns", "meta"
 _LONGEST_TEXT: Final = 200
 """Characters from which a text is content, not an attribute."""
 _NEMO_NAME: Final = re.compile(r"train_data_step(\d+)\.jsonl(\.gz)?$")
+_NEMO_VALIDATION: Final = re.compile(r"val_data_step\d+\.jsonl")
 _SKYRL_NAME: Final = re.compile(r"global_step_(\d+)_training_input\.pkl$")
 _PRIME_SCHEMA: Final = 1
 _SLIME_VERSION: Final = 2
@@ -43,13 +44,22 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = (file for file in path.rglob("*") if file.is_file())
-            found += sorted((file for file in inside if file.name.lower().endswith(_ENDINGS)), key=_natural)
+            inside = (file for file in path.rglob("*") if file.is_file() and file.name.lower().endswith(_ENDINGS))
+            found += sorted((file for file in inside if not _is_unscored(file, path)), key=_natural)
         elif path.exists():
             found.append(path)
         else:
             raise FileNotFoundError(f"{path}: there is no such file or folder")
     return list(dict.fromkeys(found))
+
+
+def _is_unscored(file: Path, folder: Path) -> bool:
+    """Return True for files without log P that trainers write beside the others: slime's rollouts, NeMo's validation.
+
+    slime writes them with --dump-details; NeMo-RL's nemo_rl/algorithms/grpo.py names its own.
+    """
+    of_slime = file.suffix == ".pt" and file.parent != folder and file.parent.name == "rollout_data"
+    return of_slime or _NEMO_VALIDATION.match(file.name) is not None
 
 
 def _natural(path: Path) -> list[int | str]:
@@ -131,15 +141,20 @@ def _skyrl(record: Mapping[str, Any], path: Path) -> _Sequence:
 
     Source: NovaSky-AI/SkyRL 0.3.0 at a9564572eb8e, skyrl/train/trainer.py (`dump_data`, after log-probabilities and
     advantages are there; rewards are gone by then), skyrl/train/dataset/preprocess.py: `sequences` [sequences, prompt
-    and response] are padded on the left, and what is of responses alone, [sequences, response], too.
-    `action_log_probs` are log P at the start of the step, `rollout_logprobs` log Q where the engine was asked for them
-    (`generator.sampling_params.logprobs`); a token counts under `response_mask` and `loss_mask` both.
+    and response] are one block, padded on the left, and what is of responses alone, [sequences, response], too: before
+    a response shorter than the longest stands the end of its prompt. `action_log_probs` are log P at the start of the
+    step, `rollout_logprobs` log Q where the engine was asked for them (`generator.sampling_params.logprobs`); a token
+    counts under `response_mask`, which begins where the response does, and `loss_mask` both.
     """
     step, mask = _step_in(_SKYRL_NAME, path), record["loss_mask"] != 0
     own, prompt = _split(record.get("sequences"), mask.size)
-    mask = mask & (record.get("response_mask", mask) != 0)
-    columns = {"mask": mask, "token_ids": own, "advantages": record.get("advantages")}
-    return columns, with_prompt(given(step=step, train_weights=step), {"prompt_ids": prompt})
+    response = record.get("response_mask", mask) != 0
+    if own is not None:
+        prompt = np.concatenate([prompt, own[: _first(response)]])
+        prompt = prompt[np.asarray(record.get("attention_mask", np.ones(prompt.size)))[: prompt.size] != 0]
+    attributes = given(step=step, train_weights=step, prompt_tokens=None if prompt is None else int(prompt.size))
+    columns = {"mask": mask & response, "token_ids": own, "advantages": record.get("advantages")}
+    return columns, with_prompt(attributes, {"prompt_ids": prompt})
 
 
 def _slime(record: Mapping[str, Any], _: Path) -> _Sequence:

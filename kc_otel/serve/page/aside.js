@@ -107,7 +107,7 @@ export function showPromotions({ promotions, contracts }) {
 
 const webhook = (one) => {
   if (one.disabled) return `disabled since ${clock(one.disabled_at)} (${one.disabled}), ${count(one.waiting)} waiting`;
-  if (!one.waiting) return one.parked ? `none waits; ${count(one.parked)} given up, the newest of ${clock(one.given_up)}: refused, or expired` : "delivered";
+  if (!one.waiting) return one.parked ? `none waits; ${count(one.parked)} given up, the newest of ${clock(one.given_up)}: refused, or expired` : "nothing waits";
   return `${count(one.waiting)} waiting${one.oldest ? ` since ${clock(one.oldest)}` : ""}${one.error ? `: ${one.error}` : ""}`;
 };
 

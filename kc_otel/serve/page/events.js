@@ -14,6 +14,7 @@ export const KINDS = {
   promotion: ["→", "promotion"],
 };
 export const PERSON = ["☞", "person"];
+const WHAT = { "no-data": "no data for", inconclusive: "undecided:", "invalid-input": "invalid:" };
 const FEW = 14;
 let everything = false;
 
@@ -51,12 +52,12 @@ function said(members, several) {
     const [before, after = ""] = around(event);
     return `${of}${before}${after && `${clauses} on ${slices}${after.replace(/^ is /, " are ")}`} (${members.length} alerts)`;
   }
-  const what = event.data.on === "no-data" ? "no data for" : "broken:";
+  const what = WHAT[event.data.on] ?? "broken:";
   return `${of}${what} ${clauses} on ${slices} (${members.length} alerts)`;
 }
 
 function tone({ kind, data }) {
-  if (kind === "firing" && data.on === "no-data") return "silent";
+  if (kind === "firing" && data.on in WHAT) return data.on === "inconclusive" ? "open" : "silent";
   if (kind === "firing" || data.status === "FAIL") return "fail";
   if (kind === "resolved" || data.status === "PASS") return "pass";
   return data.status === "NO_DATA" ? "silent" : "open";

@@ -3,7 +3,7 @@
 export const STATES = {
   FAIL: { rank: 0, shape: "✕", word: "Fail", tone: "fail", means: "above its limit" },
   INVALID_INPUT: { rank: 1, shape: "⊘", word: "Invalid input", tone: "silent", means: "the sides do not score the same tokens" },
-  NO_DATA: { rank: 2, shape: "○", word: "No data", tone: "silent", means: "nothing reports" },
+  NO_DATA: { rank: 2, shape: "○", word: "No data", tone: "silent", means: "no observation" },
   INCONCLUSIVE: { rank: 3, shape: "?", word: "Inconclusive", tone: "open", means: "needs more samples" },
   PASS: { rank: 4, shape: "✓", word: "Pass", tone: "pass", means: "within its limit" },
 };
@@ -108,7 +108,7 @@ const DONE = {
 /** An action, as a contract writes it (`notify`, or `{webhook: pager}`), in words. */
 export function action(one) {
   const [kind, target] = typeof one === "string" ? [one] : Object.entries(one)[0];
-  return kind === "webhook" ? `a webhook to ${target}` : (DONE[kind] ?? kind);
+  return kind === "webhook" ? `a webhook to ${target} due` : (DONE[kind] ?? kind);
 }
 
 /** Words as an enumeration, cut where it gets long. */

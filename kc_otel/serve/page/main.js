@@ -8,7 +8,7 @@ import { showEvents } from "./events.js";
 import { showGrids, watchFilter } from "./grid.js";
 import { closeIncident, openIncident, refreshIncident } from "./incident.js";
 import { showNotices } from "./notices.js";
-import { badge, showOverview, showSparks } from "./overview.js";
+import { badge, brokenOf, showOverview, showSparks } from "./overview.js";
 
 const MIN_WAIT = 1000;
 const MAX_WAIT = 15000;
@@ -54,11 +54,13 @@ async function look() {
     lost ||= Date.now() / 1000;
     live("lost", "No answer");
     document.title = "! no answer · kc-otel";
+    fill(byId("overview-title"), "No evaluator answers");
+    byId("overview-title").className = "fail";
     console.warn(error.message);
   }
   showNotices(state, lost);
-  if (paused || document.hidden) return;
-  timer = setTimeout(look, Math.min(Math.max(MIN_WAIT, SHARE * (performance.now() - started)), MAX_WAIT));
+  // The title of a page behind others tells what is broken, too.
+  if (!paused) timer = setTimeout(look, document.hidden ? MAX_WAIT : Math.min(Math.max(MIN_WAIT, SHARE * (performance.now() - started)), MAX_WAIT));
 }
 
 /** Everything on the page, for the contract chosen in the address or for all of them. */
@@ -95,16 +97,16 @@ function show(news = "") {
 function title(overview) {
   const { incidents } = overview;
   if (lateness(overview)) return "! nothing is judged · kc-otel";
-  const broken = incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left).length;
+  const open = brokenOf(overview);
+  const broken = open.filter((one) => one.on === "fail").length;
   const contained = incidents.filter((one) => one.state === "contained").length;
-  return broken ? `✕ ${broken} broken · kc-otel` : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";
+  return broken ? `✕ ${broken} broken · kc-otel` : open.length ? "⊘ invalid input · kc-otel" : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";
 }
 
 function showContracts() {
   const every = state.contracts.length > 1 ? [{ name: "", status: null }, ...state.contracts] : state.contracts;
-  // Cells that pass are no sign that nothing is open.
   const mark = (one) => {
-    const open = one.status === "PASS" && state.overview.incidents.find((incident) => incident.contract === one.name);
+    const open = state.overview.incidents.find((incident) => incident.contract === one.name); // its most urgent one
     return open ? badge(open) : STATES[one.status];
   };
   sync(

@@ -18,7 +18,7 @@ export function showNotices({ overview, contracts, health }, lost) {
   else for (const one of missing) {
     const of = contracts.find((each) => each.name === one.contract);
     const pair = [one.kernel_inference && kernel(of, "inference", one.kernel_inference), one.kernel_train && kernel(of, "train", one.kernel_train)].filter(Boolean);
-    said.push([`missing ${one.contract} ${one.outcome} ${pair}`, `${one.outcome === "invalid" ? "Sequences" : "Points"}${pair.length ? ` of ${pair.join(" against ")}` : ""} are not judged, since ${clock(one.since)}.`, ` ${one.contract}: ${one.text}.`]);
+    said.push([`missing ${one.contract} ${one.outcome} ${pair}`, `${one.outcome === "invalid" ? "Sequences" : "Points"}${pair.length ? ` of ${pair.join(" against ")}` : ""} are not judged, since ${clock(one.since)}.`, ` ${one.contract}: ${one.text.replace(/\.$/, "")}.`]);
   }
   for (const one of health?.outbox ?? []) {
     if (one.disabled) said.push([`off ${one.endpoint}`, `${one.endpoint} gets no messages since ${clock(one.disabled_at)}.`, ` It answered ${one.disabled}, and ${count(one.waiting)} wait; once it accepts messages, change its credential file or restart the evaluator.`]);

@@ -8,13 +8,16 @@ import { STATES, address, clock, count, iso, kernel, lateness, listed, place, sp
 const SLICES = 8;
 const DRAWN = 3; // incidents with a picture of their worst cell
 const REFRESH = 5000; // milliseconds
+const WHOLE = "Every promise holds on what is measured";
 const sparks = new Map();
 let asked = -Infinity;
 
 export function showOverview({ overview, contracts, promotions, health }) {
-  const broken = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left);
+  const open = brokenOf(overview);
+  const breaches = open.filter((one) => one.on === "fail");
+  const broken = breaches.length ? breaches : open;
   const contained = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "contained");
-  const silent = overview.incidents.filter((one) => one.status === "NO_DATA");
+  const silent = overview.incidents.filter((one) => one.status === "NO_DATA" && one.state_text !== "Waiting for first data");
   const totals = {};
   for (const one of contracts)
     for (const [status, many] of Object.entries(overview.counts[one.name] ?? {})) totals[status] = (totals[status] ?? 0) + many;
@@ -22,7 +25,7 @@ export function showOverview({ overview, contracts, promotions, health }) {
   const stray = promotions.filter((one) => one.seen_serving);
   const [old, words] = [lateness(overview), headline(broken, stray, contained, silent, totals, all, overview, contracts, health)];
   byId("overview-title").textContent = old ? `Nothing has been evaluated for ${span(old, 2)}` : words;
-  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || Object.keys(health.failures).length || unproven(overview) || overview.missing.length || unheard(contracts, overview).length ? "silent" : routed(overview) ? "open" : overview.heard ? "pass" : "";
+  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || Object.keys(health.failures).length || unproven(overview) || overview.missing.length || unheard(contracts, overview).length ? "silent" : routed(overview) ? "open" : words === WHOLE ? "pass" : "";
   byId("overview-sub").textContent = `${old && overview.at ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
   sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
@@ -58,6 +61,9 @@ function showSpark(node, chart) {
   return node;
 }
 
+/** Breaches and invalid input, neither over nor contained. */
+export const brokenOf = ({ incidents }) => incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left);
+
 /** True if a breach is over and only its route remains. */
 const routed = (overview) => overview.incidents.some((one) => one.only_route_left);
 
@@ -73,17 +79,17 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   if (stray.length) return `${kernel(contracts.find((one) => one.name === stray[0].contract), "inference", stray[0].kernel)} was measured after its rollback`;
   if (contained.length) return `${promisesOf(contained)} broken on ${slicesOf(contained)}, and contained`;
   if (silent.length) return silent.every((one) => one.state_text === "Ended") ? "A run has ended" : "A kernel has stopped reporting";
-  if (Object.keys(health.failures).length) return "Nothing measured is broken; the evaluator fails";
+  if (Object.keys(health.failures).length) return "Nothing is known to be broken; the evaluator fails";
   if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
-  if (overview.missing.length) return `Nothing measured is broken; ${overview.missing.every((one) => one.outcome === "invalid") ? "sequences" : "points"} arrive that are not judged`;
-  if (overview.incidents.some((one) => one.state === "unproven" && one.went_away)) return "Nothing measured is broken; a breach went away without proof of recovery";
-  if (unproven(overview)) return "Nothing measured is broken; a breach is not proven to be over yet";
-  if (routed(overview)) return "Nothing measured is broken; a route remains";
-  if ((totals.PASS ?? 0) === all) return "Every promise holds on what is measured";
+  if (overview.missing.length) return `Nothing is known to be broken; ${overview.missing.every((one) => one.outcome === "invalid") ? "sequences" : "points"} arrive that are not judged`;
+  if (overview.incidents.some((one) => one.state === "unproven" && one.went_away)) return "Nothing is known to be broken; a breach went away without proof of recovery";
+  if (unproven(overview)) return "Nothing is known to be broken; a breach is not proven to be over yet";
+  if (routed(overview)) return "Nothing is known to be broken; a route remains";
+  if ((totals.PASS ?? 0) === all && !overview.incidents.length) return WHOLE;
   const none = unheard(contracts, overview).length;
-  if (none) return `Nothing measured is broken; ${none === 1 ? "one contract is" : `${none} contracts are`} not`;
-  return "Nothing is broken";
+  if (none) return `Nothing is known to be broken; ${none === 1 ? "one contract is" : `${none} contracts are`} not measured`;
+  return "Nothing is known to be broken";
 }
 
 function promisesOf(incidents) {
@@ -159,7 +165,7 @@ export function badge(one) {
   if (one.state === "unproven") return { shape: "–", word: "Unproven", tone: "silent" };
   if (one.only_route_left) return { shape: "◐", word: "Route remains", tone: "open" };
   if (one.state === "resolved") return one.state_text === "Resolved" ? { shape: "✓", word: "Resolved", tone: "pass" } : { shape: "–", word: "Over", tone: "silent" };
-  return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.status];
+  return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.on === "invalid-input" ? "INVALID_INPUT" : one.status];
 }
 
 /** True if a route is set that no router has applied. */

@@ -541,14 +541,15 @@ def test_the_wait_for_first_data_says_whether_they_came():
     unheard = verdict_of("NO_DATA", observed=False)
     unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
     for last, said in (
-        ([verdict_of("INCONCLUSIVE")], "First data arrived"),
+        ([verdict_of("INCONCLUSIVE", slice=slice) for slice in ("all", "code")], "First data arrived"),
+        ([verdict_of("INCONCLUSIVE", slice="all"), verdict_of("NO_DATA")], "First data arrived in part"),
         ([replace(verdict_of("NO_DATA"), status=Status.INVALID_INPUT)], "Closed before valid data arrived"),
         ([verdict_of("PASS", clause="other")], "Closed before valid data arrived"),
         ([], "Closed before valid data arrived"),
     ):
         evaluator = Evaluator(ladder)
-        (waiting,) = evaluator.tick(0.0, unheard)
-        (incident,) = evaluator.tick(60.0, *last)
+        (waiting,) = evaluator.tick(0.0, unheard, replace(unheard, cell=unheard.cell._replace(slice="all")))
+        (incident,) = (found for found in evaluator.tick(60.0, *last) if found.id == waiting.id)
         assert (waiting.state_text, incident.state_text) == ("Waiting for first data", said)
         assert incident.state is IncidentState.RESOLVED
 

@@ -347,6 +347,17 @@ def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
     assert not [note for note in notes(sound) if "repeat" in note]
 
 
+def test_sides_that_are_equal_are_not_two_number_formats():
+    made = recording()
+    copied = replace(made, train=made.inference)
+    assert gated(copied).decision.outcome == "advance"  # two engines may agree bit for bit
+    fp8 = TEXT.replace("{engine: torch}", "{engine: vllm, kv_cache_dtype: auto}")
+    fp8 = load_text(fp8.replace("inference: {engine: vllm}", "inference: {engine: vllm, kv_cache_dtype: fp8}"))
+    with pytest.raises(ValueError, match=r"^0\.npz: no decision: both sides have the same number at every token, but"):
+        gated(copied, contract=fp8)
+    assert gated(made, contract=fp8).decision.outcome == "advance"
+
+
 def test_a_cap_on_series_leaves_no_slice_of_a_recording_out():
     """A gate that judged the last slices together as `other` would advance what breaks one of them."""
     made = recording(code=1.0, tasks=("prose", "code"))

@@ -108,13 +108,31 @@ def test_steps_that_are_there_again_after_a_resume_are_said(tmp_path):
     again = [{"step": step, "reward": -1.0} for step in range(15, 20)]
     (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*first, *first[:3], *again]))
     assert read_run_log(tmp_path / "run.jsonl", notes.append)["reward"][1][-1] == -1.0
-    assert notes == [
-        f"{tmp_path}/run.jsonl: 5 steps from 15 to 19 have several numbers, as after a resume: the last of each counts"
-    ]
+    said = "5 steps from 15 to 19 have earlier numbers, as after a resume or a restart, which do not count"
+    assert notes == [f"{tmp_path}/run.jsonl: {said}"]
     (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in first))
     (tmp_path / "second.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in again))
     read_run_log(tmp_path, notes.append)
-    assert "5 steps from 15 to 19 have several numbers" in notes[1]
+    assert "5 steps from 15 to 19 have earlier numbers" in notes[1]
+
+
+def test_a_restarted_run_is_not_continued_by_the_later_steps_of_the_one_before(tmp_path):
+    """In one log, as `tee -a` makes it, the second run has not come as far as the first."""
+    lines = [f"step:{step} - rollout_corr/k3_kl:{drift}" for end, drift in ((120, 8e-3), (45, 2e-3))
+             for step in range(1, end + 1)]  # fmt: skip
+    (tmp_path / "run.log").write_text("\n".join(lines))
+    notes = []
+    steps, drift = read_run_log(tmp_path / "run.log", notes.append)["rollout_corr/k3_kl"]
+    assert (steps[-1], set(drift)) == (45, {2e-3})
+    assert "120 steps from 1 to 120 have earlier numbers" in notes[0]
+
+
+def test_a_resumed_run_is_not_continued_by_the_event_file_of_the_one_before(tmp_path):
+    for number, (drift, steps) in enumerate(((8e-3, range(1, 121)), (2e-3, range(101, 107)))):
+        content = b"".join(event(step, b"rollout_corr/k3_kl", drift) for step in steps)
+        (tmp_path / f"events.out.tfevents.170000000{number}.host.1.0").write_bytes(content)
+    steps, drift = read_run_log(tmp_path)["rollout_corr/k3_kl"]
+    assert (steps[-1], set(drift[-6:])) == (106, {float(np.float32(2e-3))})
 
 
 def test_what_moves_with_the_weights_is_told():
@@ -417,6 +435,17 @@ def test_a_csv_of_any_program_is_read(tmp_path, text):
     assert steps.tolist() == values.tolist() == list(range(40))
 
 
+@pytest.mark.parametrize("own", [{"input": "1+1", "output": "2"}, {"token_ids": [3, 8], "group": 1}])
+def test_rollouts_beside_a_log_are_no_part_of_it(tmp_path, own):
+    rows = [{"step": step, "reward": 0.5, **more} for step in range(20) for more in ({}, own | {"reward": 1.0})]
+    logged, sampled = ([row for row in rows if ("group" in row or "input" in row) is part] for part in (False, True))
+    for name, lines in (("log", logged), ("rollouts", sampled)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    told = []
+    assert read_run_log(tmp_path, told.append)["reward"][1].tolist() == [0.5] * 20
+    assert not told
+
+
 def test_a_log_of_two_runs_is_refused(tmp_path):
     """Or the last one would stand for both, and the one that collapsed would be sound."""
     (tmp_path / "two.csv").write_text(rows(runs=("collapsed", "healthy")))
@@ -431,6 +460,19 @@ def test_a_log_of_two_runs_is_refused(tmp_path):
     second.write_text("step,rewards/mean\n" + "".join(f"{step},{3 * step + 1}\n" for step in range(40)))
     with pytest.raises(RunLogError, match=r"a/run.csv and .*b/run.csv: say other numbers of the same steps"):
         read_run_log(tmp_path / "runs")
+
+
+def test_numbers_that_count_different_steps_are_not_ordered():
+    """Drift of slime is by optimizer step, with four to a rollout, and the reward by rollout."""
+    series = {"drift": np.repeat(np.where(STEPS < 150, 1e-3, 5e-3), 4), "reward": np.where(STEPS < 225, STEPS, 0.0)}
+    log = {ROLES[role][0]: (np.arange(1, values.size + 1), values) for role, values in series.items()}
+    found = {finding.rule: finding for finding in diagnose_run(log, roles_of(log))}
+    assert found["drift-rises"].found
+    assert found["drift-before-collapse"].found is None
+    assert found["drift-before-collapse"].said == (
+        "rollout_corr/k3_kl goes to step 1200 and critic/score/mean goes to step 300: they count different steps, or "
+        "one stops early"
+    )
 
 
 def test_training_is_read_where_evaluation_has_the_same_names():

@@ -158,6 +158,23 @@ def test_invalid_input_is_counted_on_its_slices_and_kernels(recorders, memory, l
     }
 
 
+def test_a_stream_that_appears_later_begins_at_the_export_before(recorders, memory, logprobs):
+    """A start that is as old as the recorder would say that the first value may hold what nobody was told."""
+    train, inference = logprobs(2, 10)
+    recorder = recorders()
+    for task in ("prose", "code", "code"):
+        recorder.compare(train, inference, attributes={"task": task})
+        recorder.force_flush()
+        train[0, 3] = np.nan
+    began, code, failed = (
+        [{point.start_time_unix_nano for point in memory.points(name, export, kc_slice=slice)} for export in range(3)]
+        for name, slice in (("kc.drift.ratio", "all"), ("kc.drift.ratio", "code"), ("kc.input.invalid", "code"))
+    )
+    (first,) = memory.points("kc.drift.ratio", 0, kc_slice="all")
+    assert began == [{first.start_time_unix_nano}] * 3
+    assert code == failed == [set(), {first.time_unix_nano}, {first.time_unix_nano}]
+
+
 def test_a_kernel_that_is_not_what_the_contract_declares_is_said_once(recorders, contract, caplog):
     """At the start, and where a roll-out brings another: what is measured is judged all the same."""
     inference = {"engine": "vllm", "kv_cache_dtype": "fp8"}

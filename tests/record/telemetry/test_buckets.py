@@ -97,7 +97,7 @@ def test_everything_is_cumulative_whatever_the_preference(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")
     metric = points.histogram("tv_token", [points.histogram_point(VALUE, {}, 5, 7)])
     assert metric.data.aggregation_temporality is AggregationTemporality.CUMULATIVE
-    total = points.counter("kc.recorder.tokens", [({}, 3)], 5, 7)
+    total = points.counter("kc.recorder.tokens", [({}, 3, 5)], 7)
     assert total.data.aggregation_temporality is AggregationTemporality.CUMULATIVE
     assert total.data.is_monotonic
 

@@ -491,14 +491,14 @@ def test_the_judge_knows_the_recorders_of_all_shards() -> None:
     shards[0].ingest_metrics(info_request(START + 10.0, 0, "gpu-0"), START + 10.0)
     told(shards[0], 2, START + 10.0)
     assert recorders.by_version["b" * 12].keys() == {"gpu-1"}
-    assert not recorders.all_ended("b" * 12, START)
+    assert not recorders.all_ended("b" * 12, START, 60.0)
     stale = Evaluator([served], remember=ShardState)
     stale.ingest_metrics(info_request(START, 1, "gpu-0"), START)
     told(stale, 1, START + 20.0)
     assert recorders.by_version["b" * 12].keys() == {"gpu-1"}
     shards[1].ingest_metrics(info_request(START + 30.0, 0, "gpu-1"), START + 30.0)
     told(shards[1], 2, START + 30.0)
-    assert recorders.all_ended("b" * 12, START + 30.0)
+    assert recorders.all_ended("b" * 12, START + 30.0, 60.0)
 
 
 def test_the_judge_knows_the_pauses_between_runs_that_shards_heard() -> None:
@@ -533,7 +533,7 @@ def test_the_judge_knows_which_recorders_of_shards_moved_to_another_version() ->
 
     told(START, old=1)
     told(START + 10.0, old=0, new=1)
-    assert state.recorders.all_ended(old, START)
+    assert state.recorders.all_ended(old, START, 60.0)
     assert state.recorders.moved_since(old)
     told(START + 20.0, old=1, new=0)
     assert [state.recorders.moved_since(version) for version in (old, new)] == [False, True]
