@@ -43,7 +43,7 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
         return checkpoint_kernel(folder, spec)
     if folder.is_dir():
         raise ValueError(f"{target}: has no config.json; give a folder with a Hugging Face checkpoint")
-    if folder.is_file() and folder.suffix != ".py":
+    if ":" not in target or (folder.is_file() and folder.suffix != ".py"):
         raise ValueError(f"{target}: is neither a whole capture, nor a checkpoint's folder, nor FILE.py:NAME")
     found = python_name(target, _SOURCES)
     if not isinstance(found, torch.nn.Module | TorchKernel) and callable(found):
