@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import shutil
 import signal
 import sys
 import tempfile
@@ -233,6 +234,8 @@ def what_next(terminal: Terminal, api: str, *, fault: bool, stay: bool) -> None:
         lines.insert(
             1, ("make demo ARGS=--stay", "go on serving at the end, to look around in a browser or with kc-otel status")
         )
+    if shutil.which("kc-otel") is None:  # `make demo` installs it, and puts it on nobody's path
+        lines.insert(0, (f'PATH="{Path(sys.executable).parent}:$PATH"', "where kc-otel is"))
     for command, what in lines:
         terminal.console.print(f"  {command}\n      {what}", markup=False)
 

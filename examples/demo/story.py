@@ -125,7 +125,7 @@ class Story:
             self._take(self._webhooks.get())
         routed = frozenset(route.slice for route in self._router.table.routes)
         for slice in sorted(routed - self._routed):
-            self.terminal.moment(f"route: {slice} are served by the training kernel", "bold cyan")
+            self.terminal.moment(f"route: {slice} are to be served by the training kernel", "bold cyan")
             self.terminal.detail(f"because {self.route_reason(slice)}")
         self._routed = routed
 

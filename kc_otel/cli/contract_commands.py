@@ -132,7 +132,7 @@ def _summary(written: Written, target: Path) -> list[str]:
 
     lines = [] if str(target) == "-" else [f"wrote {target}"]
     lines += [
-        f"{needed.clause}: a PASS takes at least {needed.observations:,} {needed.unit}s"
+        f"{needed.clause}: a PASS takes at least {_observations(needed)}"
         for needed in written.needed
         if needed.minimum_name and needed.observations is not None
     ]

@@ -362,12 +362,13 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
             clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in absent if verdict["reason"] == reason))
             yield _error(f"{contract['name']}: no data for {clauses}", reason)
         yield from _lacking(contract["name"], [verdict for verdict in own if verdict["observed"]])
-        if not any(verdict["observed"] and verdict["slice"] == "all" for verdict in own):
+        measured = {verdict["clause"] for verdict in own if verdict["observed"] and verdict["slice"] == "all"}
+        if not measured:
             continue
         for slice, where in contract["slices"].items():
-            there = [verdict for verdict in own if verdict["slice"] == slice]
+            there = [verdict for verdict in own if verdict["slice"] == slice and verdict["clause"] in measured]
             matched = (verdict["observed"] or verdict["status"] == "INVALID_INPUT" for verdict in there)
-            if own and not any(matched):
+            if there and not any(matched):
                 asked = ", ".join(f"{name}: {value}" for name, value in where.items())
                 reasons = (verdict["reason"] for verdict in there if not verdict["reason"].startswith(NO_REPORT))
                 why = next((why for reason in reasons if (why := reason.partition("; ")[2])), "")

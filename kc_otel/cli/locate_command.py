@@ -132,10 +132,11 @@ def run(
                 located = replace(located, notes=(*located.notes, unsliced))
         else:
             from kc_otel.diagnose.above_noise import enough_sequences  # noqa: PLC0415
-            from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from  # noqa: PLC0415
+            from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from, two_kernels  # noqa: PLC0415
             from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
 
-            reference, kernels = torch_kernel_from(train, promise.kernels.train), promise.kernels
+            two_kernels(train, infer, kernels := promise.kernels)
+            reference = torch_kernel_from(train, kernels.train)
             alpha = 1.0 - promise.observability.confidence
             enough_sequences(len(given), len(set(reference.named.values())), alpha)
             with kernel_from(infer, kernels.inference, arguments) as kernel:

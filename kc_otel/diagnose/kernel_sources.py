@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.contract.model import KernelSpec, declared_otherwise
+from kc_otel.contract.model import KernelSpec, KernelSpecs, declared_otherwise
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.captures import Capture, CapturedSequence, kept_positions, projected, read_capture, relative_error
 from kc_otel.diagnose.located import NotComparableError
@@ -43,7 +43,7 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
         return checkpoint_kernel(folder, spec)
     if folder.is_dir():
         raise ValueError(f"{target}: has no config.json; give a folder with a Hugging Face checkpoint")
-    if folder.is_file() and folder.suffix != ".py":
+    if ":" not in target or (folder.is_file() and folder.suffix != ".py"):
         raise ValueError(f"{target}: is neither a whole capture, nor a checkpoint's folder, nor FILE.py:NAME")
     found = python_name(target, _SOURCES)
     if not isinstance(found, torch.nn.Module | TorchKernel) and callable(found):
@@ -53,6 +53,16 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
     if not isinstance(found, TorchKernel):
         raise ValueError(f"{target}: is {type(found).__name__}, not {_SOURCES}")  # noqa: TRY004 - a wrong argument
     return found
+
+
+def two_kernels(train: str, infer: str, kernels: KernelSpecs) -> None:
+    """Refuse one checkpoint in one number format on both sides, whatever engine the contract declares."""
+    if not Path(infer).is_dir() or Path(train).resolve() != Path(infer).resolve():
+        return
+    if len({(spec.dtype, _kv_format(spec.kv_cache_dtype)) for spec in (kernels.train, kernels.inference)}) == 1:
+        raise NotComparableError(
+            f"{infer}: is the training kernel, too; give the inference kernel, such as vllm:{infer}"
+        )
 
 
 @contextmanager

@@ -355,7 +355,7 @@ def _was_in_breach(state: ContractState, clause: Clause, pair: Pair, alive: Coll
 def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
     found = sum(state.failed(ALL, now, LONG).values(), Counter[str]())
-    if found:
+    if found and not state.newest.get(QUANTITIES["tv_token"].name):  # which comes of every sequence that is measured
         ((reason, count),) = found.most_common(1)
         said = f"{count:,} sequences were not measured ({reason}){_and_others(found)}"
         return f"{said}; `kc-otel reference invalid-input` says what to do"

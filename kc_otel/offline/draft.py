@@ -403,7 +403,7 @@ def _clause(draft: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
     yield _comment(explained + draft.derivation, "  ")
     for cell in needed:
         if cell.clause == clause.id and cell.observations is not None:
-            count = f"{cell.observations:,} {cell.unit}s"
+            count = f"{max(cell.observations, cell.minimum):,} {cell.unit}s"
             yield _comment(f"A PASS takes at least {count}, even from identical kernels.", "  ")
     if draft.explains:
         return

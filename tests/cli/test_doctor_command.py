@@ -263,6 +263,8 @@ def test_a_slice_without_data_has_the_remedy_of_its_verdict(why: str, remedy: st
         {**cell, "slice": "all", "status": "PASS", "observed": True, "reason": ""},
         {**cell, "slice": "code", "status": "NO_DATA", "observed": False, "reason": why},
     ]
+    never = {**cell, "clause": "first-token", "status": "NO_DATA", "observed": False, "reason": "none yet; scrape it"}
+    verdicts[:0] = [{**never, "slice": slice} for slice in ("all", "code")]  # of which the slice tells nothing
     health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": []}
     found = list(of_evaluator(health | {"requests": {}, "points": {}}, served, verdicts, 100.0))
     assert [finding.remedy.startswith(remedy) for finding in found if "never matched" in finding.what] == [True]

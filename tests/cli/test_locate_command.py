@@ -103,6 +103,13 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(locate, options, inf
     assert (code, said in err) == (2, True)
 
 
+def test_a_folder_that_is_not_there_is_no_mistyped_program(planted, command):  # noqa: ARG001 - files
+    kernels = ("--train", "chekpoint", "--infer", "kernels.py:infer", "--sequences", "code.jsonl")
+    code, _, err = command("locate")("locate", "run", "contract.yaml", *kernels)
+    said = "chekpoint: is neither a whole capture, nor a checkpoint's folder, nor FILE.py:NAME"
+    assert (code, said in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

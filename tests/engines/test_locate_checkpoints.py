@@ -210,6 +210,13 @@ def test_missing_layers_are_refused_where_transformers_would_make_them_up(locate
     assert "short: has no model.layers.2.input_layernorm.weight and 8 more" in locate("short", code=2)
 
 
+def test_one_kernel_on_both_sides_is_no_all_clear(locate):
+    """Nothing was seen of the engine that the contract declares; in another number format it is another kernel."""
+    checkpoint("checkpoint")
+    assert "checkpoint: is the training kernel, too; give the inference kernel" in locate("checkpoint", code=2)
+    locate("checkpoint", "--no-shares", inference="dtype: bfloat16, kv_cache_dtype: fp8")
+
+
 def test_a_cache_that_cannot_be_made_is_refused(locate):
     """No other format stands in for it."""
     checkpoint("checkpoint")
@@ -252,6 +259,6 @@ def test_two_machines_that_each_have_one_kernel_find_it_too(locate):
         result = CliRunner().invoke(cli.app, ["locate", "capture", kernel, "--sequences", tokens, "--out", out])
         assert result.exit_code == 0, result.output
     given = ["--train", "train.capture", "--infer", "infer.capture", "--sequences", "infer.capture", "--json"]
-    locate("checkpoint", code=0)  # writes the contract
+    locate("checkpoint", code=2)  # writes the contract
     result = CliRunner().invoke(cli.app, ["locate", "run", "contract.yaml", *given])
     assert named(json.loads(result.stdout)) == (1, "rotary", [])

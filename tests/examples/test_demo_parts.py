@@ -14,7 +14,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from examples.demo.__main__ import what_next
 from examples.demo.evaluator import receiving
+from examples.demo.terminal import Terminal
 from kc_otel.client.webhooks import Secret, new_secret, sign
 
 pytestmark = pytest.mark.slow
@@ -57,7 +59,7 @@ def test_demo_tells_the_whole_story_and_leaves_nothing_behind(demo_weights):
         "every cell of the contract passes",
         "on tables (int8) is FAIL",
         "webhook, signature verified: firing",
-        "route: tables are served by the training kernel",
+        "route: tables are to be served by the training kernel",
         "webhook, signature verified: resolved",
         "int8 is contained, not repaired",
     )
@@ -71,6 +73,12 @@ def test_demo_tells_the_whole_story_and_leaves_nothing_behind(demo_weights):
     for port in ports:
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://127.0.0.1:{port}")
+
+
+def test_it_says_where_the_command_that_it_names_is_installed(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    what_next(Terminal(), "http://127.0.0.1:1", fault=True, stay=False)
+    assert f'PATH="{Path(sys.executable).parent}:$PATH"' in capsys.readouterr().out
 
 
 @pytest.mark.slow

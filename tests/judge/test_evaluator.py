@@ -581,6 +581,16 @@ def test_where_nothing_arrives_the_reason_names_what_does(contract: Any, sender:
     assert reason(now + 200).endswith("; 1 other pair of kernel versions reports: were these replaced?")
 
 
+def test_sequences_that_fail_are_no_reason_why_a_metric_never_came_where_others_are_measured(contract, sender, now):
+    """No recorder sends a latency or full logits; a rejected sequence among thousands does not explain that."""
+    logits = {"id": "kl", "metric": "kl_train_inference", "unit": "token", "limit": 0.01}
+    evaluator = Evaluator([contract(slices={}, statistical=[logits])])
+    evaluator.ingest_metrics(sender().request(now, small(5000)), now)
+    evaluator.ingest_metrics(counted("nan", 1, now - 5, now), now)
+    (verdict,) = verdicts_of(evaluator, now)
+    assert verdict.reason.startswith("nothing received for kc.drift.kl_train_inference yet; 1 other metric arrives;")
+
+
 def test_a_run_that_ended_in_order_is_told_from_one_that_fell_silent(contract: Any, sender: Any, now: float) -> None:
     """The last export says so; a recorder of the same version that reports after it is what counts."""
     for later, said in (

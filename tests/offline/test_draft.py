@@ -1,5 +1,6 @@
 """A contract from a budget, and the noise that it has to stand above."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -180,6 +181,12 @@ def test_limits_are_what_the_kernels_show_where_half_of_the_baseline_is_stale():
     assert written.empty == ("long",), "no sequence says how many tokens its prompt has"
     with pytest.raises(ValueError, match=r"noise\.npz: older weights sampled all of it"):
         write(draft(), aged([1] * 400))
+
+
+def test_a_pass_takes_no_less_than_the_contract_asks_for():
+    written = write(draft(), recording(0.03))
+    said = re.findall(r"A PASS takes at least ([\d,]+) prompts", written.text)
+    assert min(int(count.replace(",", "")) for count in said) == written.contract.observability.min_sequences
 
 
 @pytest.mark.parametrize("prompts", [60, 400])
