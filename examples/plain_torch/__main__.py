@@ -29,13 +29,13 @@ TASKS = ("count", "even")
 
 
 class Policy(nn.Module):
-    """Next-token logits [sequences, vocabulary] from the last tokens and the task, [sequences, context + 1]."""
+    """Next-token logits [sequences, vocabulary] from the task, the position and the last tokens [sequences, inputs]."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY + len(TASKS), WIDTH // 4)
+        self.embedding = nn.Embedding(VOCABULARY + len(TASKS) + TOKENS + 2, WIDTH // 4)
         self.layers = nn.Sequential(
-            nn.Linear((CONTEXT + 1) * WIDTH // 4, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU()
+            nn.Linear((CONTEXT + 2) * WIDTH // 4, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU()
         )
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
@@ -60,10 +60,11 @@ def int4(policy: Policy) -> Policy:
 
 
 def contexts(task: Tensor, tokens: Tensor) -> Tensor:
-    """What each position sees, [sequences, tokens + 1, context + 1]; before the beginning there is token 0."""
+    """What each position sees, [sequences, tokens + 1, inputs]; before the beginning there is token 0."""
     padded = torch.cat([tokens.new_zeros(len(tokens), CONTEXT), tokens], 1)
     marker = (VOCABULARY + task)[:, None, None].expand(-1, tokens.shape[1] + 1, 1)
-    return torch.cat([marker, padded.unfold(1, CONTEXT, 1)], 2)
+    position = (VOCABULARY + len(TASKS) + torch.arange(tokens.shape[1] + 1))[:, None].expand(len(tokens), -1, 1)
+    return torch.cat([marker, position, padded.unfold(1, CONTEXT, 1)], 2)
 
 
 @torch.no_grad()

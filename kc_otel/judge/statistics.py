@@ -130,7 +130,7 @@ def intervals_of_rows(
     levels: dict[str, Any] = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper, "anytime": anytime}
     match statistic.kind:
         case "max":
-            return maximum_intervals(rows)
+            return maximum_intervals(rows, whole=clause.metric == "weights_lag")
         case "quantile":
             return quantile_intervals(rows, statistic.argument, **levels)
         case "fraction":

@@ -131,7 +131,8 @@ def compare(
         inference: log Q(y) of the same tokens under the kernel that sampled them.
         contract: The contract, or the path of its file.
         slices: Attributes for the contract's slices: for each attribute one value per sequence, such as
-            `{"task": ["code", "prose"]}`, or one value for all; or a mapping for each sequence.
+            `{"task": ["code", "prose"]}`, or one value for all; or a mapping for each sequence. A clause on
+            `reward_drift` needs the `reward` of each, too.
         mask: Which tokens count.
         advantages: Per token, or per sequence.
         groups: Name of each sequence's prompt: rollouts of one prompt share its drift and count together. Without any,

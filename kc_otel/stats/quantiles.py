@@ -36,11 +36,14 @@ def maximum_interval(sample: Binned) -> Interval:
     return maximum_intervals(HistogramRows.of(sample))[0] if sample.total else nothing(MAXIMUM_METHOD)
 
 
-def maximum_intervals(rows: HistogramRows) -> IntervalRows:
-    """`maximum_interval` of each row."""
+def maximum_intervals(rows: HistogramRows, *, whole: bool = False) -> IntervalRows:
+    """`maximum_interval` of each row, of values that may be `whole`."""
     row, last = np.arange(rows.total.size), rows.ends[1]
     low = np.where(rows.observed, rows.maximum, rows.lower[row, last])
     high = np.where(rows.observed, rows.maximum, rows.upper[row, last])
+    high[(rows.sum == 0.0) & (rows.minimum >= 0.0)] = 0.0  # all are 0, however wide their bin is
+    if whole:
+        low, high = np.ceil(low), np.floor(high)
     return IntervalRows(high, low, high, rows.total, MAXIMUM_METHOD, [_MAXIMUM_NOTE] * row.size)
 
 

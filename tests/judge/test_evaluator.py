@@ -81,6 +81,25 @@ def test_batches_that_a_recorder_drops_are_missing_while_it_drops_more(contract,
     assert evaluator.missing("policy", now + 61.0 + window) == []
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    ("metric", "name", "usual"),
+    [("weights_lag", "kc.weights.lag", 0), ("weights_lag", "kc.weights.lag", 3),
+     ("weights_mismatch", "kc.weights.mismatch", 0)],
+)  # fmt: skip
+def test_a_maximum_that_is_within_its_limit_again_passes(contract, sender, now, columns, metric, name, usual):
+    """A recorder tells its largest value of all time; a window's is known, too, if its sum is 0 or it is whole."""
+    made = contract(runtime=[{"id": "most", "metric": metric, "statistic": "max", "limit": usual}], slices={})
+    evaluator, source = evaluator_of(made, columns=columns), sender(name, zero=0.5 if "lag" in name else 2.0**-30)
+    found = []
+    for step, value in enumerate((usual, usual + 1, usual, usual)):
+        at = now + 400.0 * step
+        for seconds in (1.0, 2.0):
+            take(evaluator, at + seconds, source.request(at + seconds, [value, usual]))
+        found += [v.status for v in verdicts_of(evaluator, at + 3.0) if v.cell.clause == "most"]
+    assert found == [Status.PASS, Status.FAIL, Status.PASS, Status.PASS]
+
+
 def test_an_evaluation_has_the_trainers_step(contract: Any, now: float) -> None:
     """The one that was told last, of its pair of kernels; what is no step is refused."""
     evaluator = Evaluator([contract()])

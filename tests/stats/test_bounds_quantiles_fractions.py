@@ -112,6 +112,9 @@ def test_maximum_of_a_window_is_known_to_its_bucket(histogram_of):
     got = maximum_interval(window.binned())
     assert got.lower == pytest.approx(2 ** (25 / 16))
     assert got.upper == got.estimate == pytest.approx(2 ** (26 / 16))
+    old = histogram_of([0.0, 9.0])
+    zeros = old.merged(histogram_of([0.0, 0.0])).sized(4, 0.5, 160).since(old.sized(4, 0.5, 160))
+    assert maximum_interval(zeros.binned()).upper == 0.0, "the sum says that all of them are 0"
 
 
 @given(st.integers(0, 400), st.integers(1, 400), st.sampled_from([(0.0, 1.0), (-2.0, 3.0)]))

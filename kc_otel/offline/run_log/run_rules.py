@@ -421,11 +421,13 @@ def _tail_grows(_: Steps, tail: Floats, drift: Floats) -> str | None:
     if not _trend(tail, 1):
         return None
     mean = (
-        f"while the mean goes {_change(drift, 1)}" if _trend(drift, 1) else f"and the mean does not ({_change(drift)})"
+        f"while the mean goes {_change(drift, 1)}"
+        if _trend(drift, 1)
+        else f"and the mean does not ({_change(drift)}): a few tokens drift further and further"
     )
     return (
-        f"the largest difference of a step rises {_change(tail, 1)} {mean}: a few tokens drift further and further; "
-        "sequence weights and gradients depend on these, not on the mean: record log-probabilities and look at p99.9"
+        f"the largest difference of a step rises {_change(tail, 1)} {mean}; sequence weights and gradients depend on "
+        "the largest, not on the mean: record log-probabilities and look at p99.9"
     )
 
 

@@ -90,6 +90,13 @@ def test_each_sickness_is_found_and_nothing_else(sick, rules):
     assert set(said(sound(3) | {name: values * noise for name, values in sick.items()})) == rules
 
 
+def test_a_largest_difference_that_rises_with_the_mean_is_not_said_to_be_of_a_few_tokens():
+    rising = {"tail": 40.0 * RISING}
+    assert "and the mean does not" in (few := said(sound(3) | rising)["tail-grows"])
+    assert "a few tokens drift further and further" in few
+    assert "a few tokens" not in said(sound(3) | rising | {"drift": RISING})["tail-grows"]
+
+
 def test_drift_that_does_not_vary_is_no_measurement():
     """Of a copy it is 0; a number that is rounded to nothing, or repeated, denies no trend either."""
     copied = said(sound(3) | {"drift": np.where(STEPS % 20, 0.0, 1e-3)})["drift-constant"]
