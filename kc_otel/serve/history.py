@@ -322,7 +322,7 @@ class EventLog:
             "on": edge.on,
             "severity": edge.severity,
             "started_at": edge.started_at,
-            "actions": [action.written for action in edge.actions],
+            "actions": [action.written for action in edge.actions if not silenced or action.kind not in NOTIFYING],
             "fingerprint": edge.fingerprint,
             "verdict": edge.verdict,
         }
