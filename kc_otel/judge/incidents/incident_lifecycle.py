@@ -127,8 +127,9 @@ def _refuted(incident: Incident, tick: Tick) -> Incident:
 
 def by_urgency(incident: Incident) -> tuple[Any, ...]:
     """Sort key of incidents: those that users meet, FAIL before silence, worst first; ended ones last, newest first."""
+    left = incident.state is IncidentState.BROKEN and (incident.only_route_left or incident.state_text == "Ended")
     return (
-        list(IncidentState).index(incident.state),
+        list(IncidentState).index(IncidentState.UNPROVEN if left else incident.state),
         -(incident.resolved_at or 0.0),
         list(FAULTS).index(incident.on),
         -max(cell.badness for cell in incident.cells),

@@ -13,7 +13,7 @@ from kc_otel.judge.escalation.alerts import Alert, People, Silence
 from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
-from kc_otel.judge.incidents.incident_lifecycle import follow, with_word
+from kc_otel.judge.incidents.incident_lifecycle import by_urgency, follow, with_word
 from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
 from tests.tools.escalations import Escalating, advanced, tick_of
@@ -294,6 +294,24 @@ def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back():
 def known(**changes: Any) -> tuple[Incident, ...]:
     """An incident of version b, of which this is remembered."""
     return (replace(Evaluator(QUIET).tick(0.0, fail("code", inference="b"))[0], **changes),)
+
+
+def test_a_breach_of_a_run_that_ended_comes_after_one_that_users_meet():
+    (broken,) = known()
+    (worse,) = known(cells=(replace(broken.cells[0], lower=9.0, held=True),), run_ended=True)
+    assert (worse.state, worse.state_text) == (IncidentState.BROKEN, "Ended")
+    assert sorted((worse, broken), key=by_urgency) == [broken, worse]
+    left = replace(worse, cells=(replace(worse.cells[0], until=1.0, refuted=True),), run_ended=False, ordered_at=0.0)
+    assert left.only_route_left
+    assert sorted((left, broken), key=by_urgency) == [broken, left]
+
+
+def test_invalid_input_beside_a_breach_that_is_routed_is_not_called_broken():
+    (incident,) = Evaluator([{"on": "invalid-input", "do": ["notify"]}]).tick(
+        0.0, verdict_of("PASS"), invalid={"nan_logprob": 1}
+    )
+    said = replace(incident, ordered_at=0.0, unmet="").state_text
+    assert said == "Invalid input; routing to the training kernel was ordered at 1970-01-01 00:00 UTC"
 
 
 def ordered(evaluator: Evaluator, now: float, **seen: Any) -> Incident:
