@@ -112,7 +112,7 @@ def _look(url: str, contract: str, kernel: str, *, as_json: bool) -> None:
     promote, lines = f"kc-otel promote {contract} {kernel}", [f"{kernel} is not in promotion"]
     if seen and not any(promotion["status"] == "running" and promotion["stage"] == "full" for promotion in found):
         lines += [
-            "  no version is promoted to full, so it may serve all requests now",
+            "  no version is promoted to full, so no promotion limits it",
             f"  to record it as the promoted version: {promote} --force full --why ...",
             "  --start takes it down to the share of its first stage: 0% of the requests in offline-ci and shadow",
         ]

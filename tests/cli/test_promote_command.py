@@ -85,7 +85,7 @@ def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):
         3,
         [
             "v2 is not in promotion",
-            "  no version is promoted to full, so it may serve all requests now",
+            "  no version is promoted to full, so no promotion limits it",
             "  to record it as the promoted version: kc-otel promote policy v2 --force full --why ...",
             "  --start takes it down to the share of its first stage: 0% of the requests in offline-ci and shadow",
             "  to start it: kc-otel promote policy v2 --start",

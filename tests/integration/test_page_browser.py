@@ -564,6 +564,12 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(browser: Any
     assert "every clause on slice prose is silenced by ada (a drill)" in said
     assert "ada acknowledged token-tv on code: a drill" in said
     assert f"vllm 2 int8 ({BAD.fingerprint}) is in offline-ci" in said
+    none = "{ decisions: { routes: [], directives: [] }, contracts: [] }"
+    said = browser.evaluate(f"""import('/page/aside.js').then(({{ showDecisions }}) => {{
+      showDecisions({none});
+      return document.querySelector('#decisions-body').innerText;
+    }})""")
+    assert said == "No route is in force, and the policy asks for nothing.", "a person may hold a promotion, or pin"
     assert browser.evaluate("document.querySelector('#events').innerText").count("ada") >= 4
     assert browser.complaints() == []
 

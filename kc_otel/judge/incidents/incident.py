@@ -455,7 +455,7 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
             f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
             f"{number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
         )
-    times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness > 1 else " against a"
+    times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness >= 1.1 else " against a"
     return f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} {said_of}"
 
 
