@@ -444,6 +444,20 @@ def test_a_later_pin_does_not_move_the_order_of_an_incident():
     ]  # fmt: skip
 
 
+def test_what_is_contained_stays_so_when_it_is_pinned_to_the_training_kernel_also_after_a_restart():
+    """A further order lets no request through; an evaluator that restarts has not heard of its routers yet."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.traffic = seen = TrafficSeen(kept=lambda *_: 1.0, measured=lambda *_: 0.5, arrived=lambda *_: 0.5)
+    evaluator.tick(0.0, fail("code"))
+    assert evaluator.tick(62.0, fail("code"))[0].state is IncidentState.CONTAINED
+    evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "code", "train-kernel", "ada", "sure", 70.0))
+    assert evaluator.tick(71.0, fail("code"))[0].state is IncidentState.CONTAINED
+    evaluator.traffic = replace(seen, kept=lambda *_: -math.inf, listening=72.0)
+    assert evaluator.tick(73.0, fail("code"))[0].state is IncidentState.CONTAINED
+    evaluator.traffic = replace(seen, measured=lambda *_: 72.0, arrived=lambda *_: 72.0)
+    assert evaluator.tick(75.0, fail("code"))[0].state is IncidentState.BROKEN
+
+
 def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing():
     """No router knows which requests are on it, though it has the table: renaming a slice lifts its routes."""
     evaluator = Evaluator(ROUTING)
