@@ -40,10 +40,10 @@ def status(
     """Print incidents, then the cells, the worst first.
 
     Exits with 1 if a cell FAILs, if an incident of a FAIL is neither over nor contained, or if a version was measured
-    after its rollback. Otherwise exits with 3 if a cell does not PASS (unless its next report is not due yet), if another
-    incident is broken, if a breach is unproven (it went away without proof of recovery), if points arrive that are not
-    judged, if a shard does not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or if a
-    webhook endpoint is disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
+    after its rollback. Otherwise exits with 3 if a cell does not PASS (unless its next report is not due yet), if
+    another incident is broken, if a breach is unproven (it went away without proof of recovery), if points arrive that
+    are not judged, if a shard does not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or
+    if a webhook endpoint is disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
 
     Examples:
       kc-otel status

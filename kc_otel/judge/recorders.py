@@ -366,9 +366,19 @@ class Recorders:
         return len(lately), f"{are} silent without having shut down: {', '.join(named)}"
 
     def all_who_broke_ended(self, pair: Pair) -> bool:
-        """Return True if each recorder that measured a pair while something of it was broken has shut down since."""
+        """Return True if each recorder that measured a pair while something of it was broken has shut down since.
+
+        The others of its version measure another pair: one that was started in their place may serve as they did.
+        """
         owed = [owing for key, owing in self.owed.items() if key.pair == pair]
-        return bool(owed) and all(owing and set(owing.values()) == {_ENDED} for owing in owed)
+        return (
+            bool(owed)
+            and all(owing and set(owing.values()) == {_ENDED} for owing in owed)
+            and all(
+                any(key.kernel_inference == pair[1] and key.pair != pair for key in self.measured.get(sender, ()))
+                for sender in self.by_version.get(pair[1], ())
+            )
+        )
 
     def lost(self, version: str, since: float, until: float, silence: Callable[[float], float]) -> bool:
         """Return True if a recorder that reported a version from `since` on is silent, or was at `until` and since."""

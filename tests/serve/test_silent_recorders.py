@@ -313,6 +313,15 @@ def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_
     assert "without proof of recovery" in fleet.ends()[-1]
 
 
+def test_a_breach_has_not_ended_with_those_who_broke_it_where_others_were_started_in_their_place(fleet):
+    """They report and get no requests, as where a route keeps these away: their kernel serves once it is lifted."""
+    for name in ("broken", "healthy"):
+        fleet.core.metrics(info_request(fleet.now, 0, name), fleet.now)
+    fleet.feed(600, lambda: [info_request(fleet.now, 1, "third")])
+    assert "Ended" not in [incident.state_text for incident in fleet.core.incidents()]
+    assert fleet.states("fail") == [IncidentState.BROKEN]
+
+
 def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(make_fleet):
     """Code went away without proof; prose, which still breaks, is pinned, and a router takes that; then code, too."""
     fleet = make_fleet(text=SLICED)
