@@ -279,7 +279,8 @@ class Incident:
             return "First data arrived" if all(came) else some
         if not self.refuted:
             return "Ended" if self.run_ended else "Closed without proof of recovery"
-        return "Closed by a changed limit" if self.loosened else "Resolved"
+        over = "Decided" if self.on == "inconclusive" else "Resolved"  # a FAIL decides, too
+        return "Closed by a changed limit" if self.loosened else over
 
     @property
     def _open_text(self) -> str:

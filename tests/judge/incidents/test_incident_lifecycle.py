@@ -221,6 +221,7 @@ def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered():
 
 UNHEARD = replace(verdict_of("NO_DATA"), cell=verdict_of("NO_DATA").cell._replace(kernel_train="", kernel_inference=""))
 RUN_ENDED = verdict_of("NO_DATA", reason="the run ended: its last recorder shut down 70 s ago")
+OVER = {"inconclusive": "Decided"}
 FAILED = "1 sequence failed an input check and was not measured (1 nan_logprob). "
 
 
@@ -249,6 +250,15 @@ def test_each_kind_of_incident_is_told_in_its_own_words_and_as_past_while_its_al
     assert (incident.kernel_train, incident.kernel_inference) == first.cell.pair
     (incident,) = evaluator.tick(10.0, verdict_of("PASS"))
     assert incident.headline == past
+
+
+@pytest.mark.parametrize(
+    ("on", "first", "said"), [("inconclusive", "INCONCLUSIVE", "Decided"), ("fail", "FAIL", "Resolved")]
+)
+def test_what_a_fail_has_decided_is_not_called_resolved(on, first, said):
+    (incident,) = Evaluator([{"on": on, "do": ["notify"]}]).tick(0.0, verdict_of(first))
+    cells = tuple(replace(cell, until=1.0, refuted=True) for cell in incident.cells)
+    assert replace(incident, cells=cells, state=IncidentState.RESOLVED).state_text == said
 
 
 def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
@@ -562,7 +572,7 @@ def test_no_kind_of_incident_is_resolved_by_silence():
         ("inconclusive", "INCONCLUSIVE", None, "PASS"),
         ("no-data", "NO_DATA", None, "INCONCLUSIVE"),
     ):
-        for last, said in ((other, "Closed without proof of recovery"), (verdict_of(settled), "Resolved")):
+        for last, said in ((other, "Closed without proof of recovery"), (verdict_of(settled), OVER.get(on, "Resolved"))):
             evaluator = Evaluator([{"on": on, "do": ["notify"]}])
             evaluator.tick(0.0, verdict_of(first), invalid=invalid)
             (incident,) = (found for found in evaluator.tick(60.0, last) if found.on == on)
@@ -710,7 +720,7 @@ def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were
         assert (fired.on, over.state_text) == (on, "Closed without proof of recovery")
         assert "is no longer asked for" in summary(ended, {}, over)
         (same,) = follow(tick_of(contract, [now], 60.0), [begun], ())
-        assert same.state_text == "Resolved"
+        assert same.state_text == OVER.get(on, "Resolved")
 
 
 @pytest.mark.parametrize(("upper", "said"), [(0.3, "Closed by a changed limit"), (0.001, "Resolved")])
