@@ -572,7 +572,10 @@ def test_no_kind_of_incident_is_resolved_by_silence():
         ("inconclusive", "INCONCLUSIVE", None, "PASS"),
         ("no-data", "NO_DATA", None, "INCONCLUSIVE"),
     ):
-        for last, said in ((other, "Closed without proof of recovery"), (verdict_of(settled), OVER.get(on, "Resolved"))):
+        for last, said in (
+            (other, "Closed without proof of recovery"),
+            (verdict_of(settled), OVER.get(on, "Resolved")),
+        ):
             evaluator = Evaluator([{"on": on, "do": ["notify"]}])
             evaluator.tick(0.0, verdict_of(first), invalid=invalid)
             (incident,) = (found for found in evaluator.tick(60.0, last) if found.on == on)
