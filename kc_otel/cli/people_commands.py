@@ -190,8 +190,8 @@ def events(
     for event in found:
         message = event["message"].removeprefix(f"{event['contract']}: ")
         if event["kind"] == "firing":
-            then = "silenced" if event["data"].get("silenced") else "due"
-            message += f"; {then}: {', '.join(map(_action, event['data']['actions']))}"
+            due = ", ".join(map(_action, event["data"]["actions"]))
+            message += "; silenced" * bool(event["data"].get("silenced")) + f"; due: {due}" * bool(due)
         lines.append(f"{local_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
     show(lines or ["nothing has happened yet"], found, as_json=as_json)
 

@@ -112,9 +112,11 @@ def _look(url: str, contract: str, kernel: str, *, as_json: bool) -> None:
     promote, lines = f"kc-otel promote {contract} {kernel}", [f"{kernel} is not in promotion"]
     running = [promotion for promotion in found if promotion["status"] == "running"]
     if seen and all(promotion["stage"] != "full" for promotion in running):
-        tried = listed([f"at most {100 * of['share']:g}% that {of['kernel']} serves" for of in running if of["share"]])
+        tried = listed(
+            [f"{of['kernel']} may serve {100 * of['share']:g}% of the requests" for of in running if of["share"]]
+        )
         lines += [
-            "  no version is promoted to full, so it may serve all requests now" + f", except {tried}" * bool(tried),
+            "  no version is promoted to full, so no promotion limits it" + f", except that {tried}" * bool(tried),
             f"  to record it as the promoted version: {promote} --force full --why ...",
             "  --start takes it down to the share of its first stage: 0% of the requests in offline-ci and shadow",
         ]

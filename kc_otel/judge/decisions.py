@@ -377,7 +377,9 @@ def kept_since(table: DecisionTable, contract: str) -> Callable[[str, str], floa
         if (canary.contract, canary.weight) == (contract, 0)
     }
     ordered = without_share | {
-        (route.slice, route.avoid): route.since for route in table.routes if route.contract == contract
+        (place := (route.slice, route.avoid)): min(route.since, without_share.get(place, route.since))
+        for route in table.routes
+        if route.contract == contract
     }
 
     def kept(slice: str, version: str) -> float | None:

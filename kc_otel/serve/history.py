@@ -312,7 +312,8 @@ class EventLog:
         data: dict[str, Any] = {}
         if dry_run:
             kind, severity = "would-fire" if fires else "would-resolve", "info"
-            message = f"dry run: {message}" + f"; it would {', '.join(map(str, edge.actions))}" * fires
+            would = f"; it would {', '.join(map(str, edge.actions))}" * fires
+            message = message.replace(": ", ": dry run: ", 1) + would
             data["dry_run"] = True
         elif silenced:
             data["silenced"] = [*silenced]
@@ -322,7 +323,7 @@ class EventLog:
             "on": edge.on,
             "severity": edge.severity,
             "started_at": edge.started_at,
-            "actions": [action.written for action in edge.actions],
+            "actions": [action.written for action in edge.actions if not silenced or action.kind not in NOTIFYING],
             "fingerprint": edge.fingerprint,
             "verdict": edge.verdict,
         }

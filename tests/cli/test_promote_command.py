@@ -87,7 +87,7 @@ def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):
         3,
         [
             "v2 is not in promotion",
-            "  no version is promoted to full, so it may serve all requests now",
+            "  no version is promoted to full, so no promotion limits it",
             "  to record it as the promoted version: kc-otel promote policy v2 --force full --why ...",
             "  --start takes it down to the share of its first stage: 0% of the requests in offline-ci and shadow",
             "  to start it: kc-otel promote policy v2 --start",
@@ -116,7 +116,7 @@ def test_what_another_version_is_tried_on_is_left_out_of_what_a_version_may_serv
     driven.core.promotions.tell("policy", "v2", "force", "ada", "it is tried", 1.0, stage=Stage.CANARY, start=True)
     driven.core.evaluator.kernels = lambda _: (KernelInfo("inference", "v1", {"engine": "vllm"}, 1.0),)
     out = run("promote", "policy", "v1")[1]
-    assert "no version is promoted to full, so it may serve all requests now, except at most 5% that v2 serves\n" in out
+    assert "no version is promoted to full, so no promotion limits it, except that v2 may serve 5% of the requests\n" in out
 
 
 def test_orders_are_taken_with_who_and_why(run, driven):

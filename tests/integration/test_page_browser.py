@@ -159,14 +159,16 @@ def test_what_is_told_in_one_line_of_many_alerts_or_cells_is_true_of_each(browse
         }
         for on in ("inconclusive", "fail") for clause in ("tv", "tail")
     ]  # fmt: skip
+    muted = fired[-1] | {"data": fired[-1]["data"] | {"silenced": ["1"], "actions": ["halt"]}, "message": "tv breaks"}
     lines = browser.evaluate(
         "import('/page/events.js').then(({ grouped, eventLine }) => "
-        f"grouped({json.dumps(fired)}).map((one) => eventLine(one, false)).map((line) => "
+        f"grouped({json.dumps([*fired, muted])}).map((one) => eventLine(one, false)).map((line) => "
         "[line.querySelector('.shape').className, line.lastChild.textContent.trim()]))"
     )
     assert lines == [
         ["shape open", "alert undecided: tv and tail on code (2 alerts) Then: announced in the log."],
         ["shape fail", "alert broken: tv and tail on code (2 alerts) Then: announced in the log."],
+        ["shape fail", "alert tv breaks Silenced. Then: trainers asked to halt."],
     ]
     named = """import('/page/grid.js').then(async ({ showGrids }) => {
       const [{ contracts }, { verdicts }] = await Promise.all(
@@ -336,6 +338,9 @@ def test_a_headline_says_no_more_than_is_known(browser: Any, serve: Callable[...
     assert shown({"FAIL": 1}, fail | {"slices": ["long"]}, invalid) == [
         "1 promise was broken on long", "fail", "✕ Fail", "⊘ Invalid input",
     ]  # fmt: skip
+    ended = fail | {"state_text": "Ended", "slices": ["long"]}
+    assert shown({"FAIL": 1}, fail, ended) == ["1 promise was broken on code", "fail", "✕ Fail", "○ Ended"]
+    assert shown({"PASS": 1}, ended) == ["A run has ended", "silent", "○ Ended"]
     assert shown({"INVALID_INPUT": 1}, invalid) == ["Sequences fail the input checks", "fail", "⊘ Invalid input"]
     assert shown({"NO_DATA": 1}, waiting, heard=False)[:2] == ["Waiting for the first data", "silent"]
     assert shown({"PASS": 1, "NO_DATA": 1}, waiting)[:2] == ["Nothing is known to be broken", ""]
@@ -559,6 +564,12 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(browser: Any
     assert "every clause on slice prose is silenced by ada (a drill)" in said
     assert "ada acknowledged token-tv on code: a drill" in said
     assert f"vllm 2 int8 ({BAD.fingerprint}) is in offline-ci" in said
+    none = "{ decisions: { routes: [], directives: [] }, contracts: [] }"
+    said = browser.evaluate(f"""import('/page/aside.js').then(({{ showDecisions }}) => {{
+      showDecisions({none});
+      return document.querySelector('#decisions-body').innerText;
+    }})""")
+    assert said == "No route is in force, and the policy asks for nothing.", "a person may hold a promotion, or pin"
     assert browser.evaluate("document.querySelector('#events').innerText").count("ada") >= 4
     assert browser.complaints() == []
 

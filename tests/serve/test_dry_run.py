@@ -39,7 +39,7 @@ def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., C
     assert kinds(core) == ["dry-run", "would-fire", "would-fire"]
     would = "it would route:train-kernel, webhook:pager, halt"
     of = "for vllm bfloat16 (25b987d00657) against torch float32 (49842c69719e)"
-    assert ("info", f"dry run: policy: token-tv is broken on slice code {of}; {would}") in said
+    assert ("info", f"policy: dry run: token-tv is broken on slice code {of}; {would}") in said
     assert core.events.newest(limit=1)[0].data["dry_run"] is True
     client = client_of(core)
     assert {alert["dry_run"] for alert in client.get("/api/v1/alerts").json()["alerts"]} == {True}

@@ -76,6 +76,9 @@ def test_a_silence_mutes_people_and_nothing_else(client, failing):
     assert {route.slice for route in failing.decisions.routes} == {"all", "code"}
     assert "halt" in {directive.kind for directive in failing.decisions.directives}
     assert {tuple(event.data["silenced"]) for event in events(failing, "firing")} == {(made["id"],)}
+    due = [action for event in events(failing, "firing") for action in event.data["actions"]]
+    assert "halt" in due
+    assert not [action for action in due if "webhook" in action or action == "notify"]
     assert client.get("/api/v1/silences").json()["silences"] == [made]
     held = {entry["kind"]: entry for entry in client.get("/api/v1/overview").json()["in_force"]}["silence"]
     assert held["text"] == "every clause on every slice is silenced by ada (known false alarm)"

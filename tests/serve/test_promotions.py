@@ -468,6 +468,22 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow):
     assert pagerduty_event(over, "key")["event_action"] == "resolve"
 
 
+def test_a_breach_of_a_rolled_back_version_is_told_as_over_though_its_route_remains(open_file):
+    """As without the rollback: the last message says that it is over, and no red one is left behind."""
+    ladder = "escalation: [{on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}]\n"
+    driven = Driven(Core([load_text(TEXT + ladder)], open_file(), external_url="http://evaluator", now=0.0))
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
+    for now in (61, 100):
+        driven.tick(now, v2="FAIL")
+    assert {body["kernelContract"]["reason"] for body in paged(driven.core)} >= {"rolled-back"}
+    for now in (500, 900):
+        driven.tick(now, v2="PASS")
+    (incident,) = driven.core.incidents("policy")
+    assert incident.only_route_left
+    body = paged(driven.core)[-1]
+    assert (body["status"], body["kernelContract"]["reason"]) == ("resolved", "resolved")
+
+
 def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow):
     """Once what was under way is measured; on the promotion, in the log, to the pager. Silence ends nothing."""
     core, newest = slow.core, {"at": 61.0}

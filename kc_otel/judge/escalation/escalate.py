@@ -434,8 +434,10 @@ def group_messages(
     for key, alerts in rows.items():
         group, incident = groups_before.get(key) or MessageGroup(*key), by_id.get(key[0])
         over = group.incident not in news.serving if incident is None else incident.state is IncidentState.RESOLVED
+        left = incident is not None and incident.only_route_left
         for alert, told in alerts.items():
-            if over and told.alert.step == ROLLED_BACK and told.alert.fires:
+            gone = over or (left and told.known and told.alert.severity != "critical")  # that is: nothing serves it
+            if gone and told.alert.step == ROLLED_BACK and told.alert.fires:
                 alerts[alert] = replace(told, alert=told.alert.resolved(news.tick.now))
         rest, message = _due_message(news, group, alerts.values(), incident)
         if message is not None:

@@ -221,7 +221,7 @@ def _breach_over(edge: Alert, incident: Incident | None, row: BrokenCell | None,
     if row.refuted if row is not None else passes:
         return f"resolved{of}"
     if passes and open_slices:
-        return f"{measured}; {listed(open_slices)} {'are' if len(open_slices) > 1 else 'is'} not over"
+        return f"{measured}; the breach on {listed(open_slices)} is not over"
     if passes and row is not None and row.until is None and not row.changed:
         return f"{measured}; another alert of it still fires"  # what refutes it is known once that ends, too
     if incident is not None and incident.state is IncidentState.CONTAINED:

@@ -279,7 +279,8 @@ class Incident:
             return "First data arrived" if all(came) else some
         if not self.refuted:
             return "Ended" if self.run_ended else "Closed without proof of recovery"
-        return "Closed by a changed limit" if self.loosened else "Resolved"
+        over = "Decided" if self.on == "inconclusive" else "Resolved"  # a FAIL decides, too
+        return "Closed by a changed limit" if self.loosened else over
 
     @property
     def _open_text(self) -> str:
@@ -291,7 +292,7 @@ class Incident:
             doubted = any(cell.doubted for cell in self.broken)
             return f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
         at, unmet = moment(self.ordered_at)[:16], f", but {self.unmet}" * bool(self.unmet)
-        now = "Broken" if self.broken else "No longer measured as broken"
+        now = FAULTS[self.on].word if self.broken else "No longer measured as broken"
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
             over = "it was closed by a changed limit" if self.refuted and self.loosened else over
@@ -455,7 +456,7 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
             f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
             f"{number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
         )
-    times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness > 1 else " against a"
+    times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness >= 1.1 else " against a"
     return f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} {said_of}"
 
 

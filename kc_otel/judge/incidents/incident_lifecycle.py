@@ -127,8 +127,9 @@ def _refuted(incident: Incident, tick: Tick) -> Incident:
 
 def by_urgency(incident: Incident) -> tuple[Any, ...]:
     """Sort key of incidents: those that users meet, FAIL before silence, worst first; ended ones last, newest first."""
+    left = incident.state is IncidentState.BROKEN and (incident.only_route_left or incident.state_text == "Ended")
     return (
-        list(IncidentState).index(incident.state),
+        list(IncidentState).index(IncidentState.UNPROVEN if left else incident.state),
         -(incident.resolved_at or 0.0),
         list(FAULTS).index(incident.on),
         -max(cell.badness for cell in incident.cells),
@@ -330,7 +331,10 @@ def _contained(incident: Incident, given: Mapping[str, float], tick: Tick) -> In
     newest, arrived = max(given.values()), max(traffic.arrived(slice, version) for slice in given)
     behind = (traffic.behind(slice, since, tick.kept("", version)) for slice, since in given.items())
     unmet = next(filter(None, behind), "")
-    if not unmet and not all(traffic.has_taken(slice, version, since, taken_at) for slice, since in given.items()):
+    contained_at = -math.inf if incident.contained_at is None else incident.contained_at
+    held = {cell.slice for cell in incident.cells if cell.since <= contained_at}  # and no further order opens them
+    orders = {slice: since for slice, since in given.items() if slice not in held}
+    if not unmet and not all(traffic.has_taken(slice, version, since, taken_at) for slice, since in orders.items()):
         unmet = _UNTAKEN
     if not unmet:
         kept = (max(traffic.kept(slice, version), traffic.kept(ALL, version)) for slice in given)
@@ -345,7 +349,8 @@ def _contained(incident: Incident, given: Mapping[str, float], tick: Tick) -> In
     )
     if not unmet and taken_at is not None:
         heard_from = traffic.listening if incident.contained_at is None else -math.inf
-        quiet_from = max(newest, taken_at, arrived, incident.disobeyed_at or -math.inf, heard_from) + traffic.heartbeat
+        begun = max(taken_at, arrived, incident.disobeyed_at or -math.inf, heard_from, *orders.values())
+        quiet_from = begun + traffic.heartbeat
         if now <= quiet_from:
             unmet = _RECENT
         elif traffic.lost(version, incident.since, quiet_from):

@@ -51,7 +51,7 @@ export function showDecisions({ decisions, contracts, health, overview }) {
   const names = new Set(contracts.map((one) => one.name));
   const routes = decisions.routes.filter((one) => names.has(one.contract));
   const asked = decisions.directives.filter((one) => names.has(one.contract));
-  if (!routes.length && !asked.length) return fill(byId("decisions-body"), el("p", { class: "quiet" }, "No route or hold is in force."));
+  if (!routes.length && !asked.length) return fill(byId("decisions-body"), el("p", { class: "quiet" }, "No route is in force, and the policy asks for nothing."));
   return fill(byId("decisions-body"), el("ul", { class: "plain" },
     byKernel(routes).map(([avoid, found]) => (found.length > FEW ? [together(avoid, found)] : found.map(alone))),
     grouped(asked).map(([kind, slices, since, one]) => el("li", {}, el("strong", {}, ASKED[kind] ?? kind), ` because of ${listed(slices.map(place))}${one.version && ` of ${one.version}`}, since ${clock(since)}.`,
@@ -83,7 +83,7 @@ function grouped(directives) {
 }
 
 const PATHS = {
-  "rolled-back": ["✕", "fail", "was rolled back"],
+  "rolled-back": ["✕", "fail", "is rolled back"],
   replaced: ["·", "", "was replaced in"],
   running: ["→", "open", "is in"],
 };

@@ -7,8 +7,8 @@ export const KINDS = {
   verdict: ["•", "verdict"],
   firing: ["▲", "alert"],
   resolved: ["▽", "resolved"],
-  "would-fire": ["△", "dry run"],
-  "would-resolve": ["▽", "dry run"],
+  "would-fire": ["△", "alert"],
+  "would-resolve": ["▽", "resolved"],
   "silence-ended": ["▲", "alert"],
   reminder: ["▲", "reminder"],
   promotion: ["→", "promotion"],
@@ -72,7 +72,7 @@ export function eventLine(members, several) {
     el("time", { datetime: iso(event.at) }, clock(event.at)),
     el("span", { class: `shape ${tone(event)}`, "aria-hidden": "true" }, shape),
     el("span", {}, el("span", { class: "kind" }, word), " ", said(members, several),
-      done.length ? el("span", { class: "quiet" }, ` ${event.data.silenced ? "Silenced" : "Then"}: ${done.join(", ")}.`) : null));
+      el("span", { class: "quiet" }, `${event.data.silenced ? " Silenced." : ""}${done.length ? ` Then: ${done.join(", ")}.` : ""}`)));
 }
 
 export function showEvents({ events, contracts }) {

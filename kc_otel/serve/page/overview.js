@@ -17,7 +17,7 @@ export function showOverview({ overview, contracts, promotions, health }) {
   const breaches = open.filter((one) => one.on === "fail");
   const broken = breaches.length ? breaches : open;
   const contained = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "contained");
-  const silent = overview.incidents.filter((one) => one.status === "NO_DATA" && one.state_text !== "Waiting for first data");
+  const silent = overview.incidents.filter((one) => one.state_text === "Ended" ? !one.only_route_left : one.status === "NO_DATA" && one.state_text !== "Waiting for first data");
   const totals = {};
   for (const one of contracts)
     for (const [status, many] of Object.entries(overview.counts[one.name] ?? {})) totals[status] = (totals[status] ?? 0) + many;
@@ -61,8 +61,8 @@ function showSpark(node, chart) {
   return node;
 }
 
-/** Breaches and invalid input, neither over nor contained. */
-export const brokenOf = ({ incidents }) => incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left);
+/** Breaches and invalid input, neither over nor contained, of runs that have not ended. */
+export const brokenOf = ({ incidents }) => incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left && one.state_text !== "Ended");
 
 /** True if a breach is over and only its route remains. */
 const routed = (overview) => overview.incidents.some((one) => one.only_route_left);

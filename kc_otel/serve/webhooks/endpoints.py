@@ -272,6 +272,8 @@ def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
     severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]
     if severity == "resolved" and incident is not None and not incident["state_text"].startswith(_PROVEN_ENDS):
         severity = "info"
+    if severity == "critical" and incident is not None and incident["state"] == "contained":
+        severity = "warning"
     attachment = {"color": _SLACK_COLORS[severity], "fallback": _escaped(title), "blocks": blocks}
     return {"text": _escaped(title), "attachments": [attachment]}
 

@@ -108,6 +108,14 @@ def test_a_pin_lets_no_version_serve_that_is_tried_or_was_rolled_back(contract, 
     assert (kept("code", "inferB"), kept("code", "stable")) == (table.canaries[0].since, None)
 
 
+def test_a_later_route_of_all_traffic_does_not_move_the_time_of_a_rollback(contract, make_transition):
+    """Routers that took the rollback took it before the route, which an evaluator that has restarted still knows."""
+    table = apply(table_of(canary(0.0)), [make_transition(slice="all", inference="inferB")], contract, 100.0)
+    assert table.routes[0].since == 100.0
+    kept = kept_since(table, "policy-7b")
+    assert {kept(slice, "inferB") for slice in ("all", "code", "")} == {table.canaries[0].since}
+
+
 def test_only_its_version_is_limited():
     router = Router.from_table(table_of(canary(0.0)))
     assert chosen(router, "k") == TRAIN

@@ -107,6 +107,7 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
     contained = replace(begun, state=IncidentState.CONTAINED)
     update = encode(body_of(contract, [fired[0].resolved(AT)], reason="update", incident=contained, lasting=1))
     assert sent("slack", update)["text"].startswith("Update: Contained: policy-7b: token-tv is above its limit on code")
+    assert sent("slack", update)["attachments"][0]["color"] == "#ff9f1c", "red is what users get"
     assert ": Contained. token-tv is" in sent("pagerduty", update, key="R" * 32)["payload"]["summary"]
     for incident, answered in ((begun, True), (contained, False)):
         body = body_of(contract, fired, incident=incident, lasting=1)
