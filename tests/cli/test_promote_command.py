@@ -116,7 +116,7 @@ def test_what_another_version_is_tried_on_is_left_out_of_what_a_version_may_serv
     driven.core.promotions.tell("policy", "v2", "force", "ada", "it is tried", 1.0, stage=Stage.CANARY, start=True)
     driven.core.evaluator.kernels = lambda _: (KernelInfo("inference", "v1", {"engine": "vllm"}, 1.0),)
     out = run("promote", "policy", "v1")[1]
-    assert "no version is promoted to full, so no promotion limits it, except that v2 may serve 5% of the requests\n" in out
+    assert "so no promotion limits it, except that v2 may serve 5% of the requests\n" in out
 
 
 def test_orders_are_taken_with_who_and_why(run, driven):
