@@ -93,7 +93,8 @@ def run(
     """Name the operator whose numbers differ by more than noise.
 
     Prints its layer, module, tensor and share of the drift. Runs the kernels' programs. Exits with 0 if nothing is
-    above noise, 1 if an operator is, 2 if the kernels cannot be compared, 3 if too few sequences reach one to decide.
+    above noise, 1 if an operator is, 2 if the kernels cannot be compared or there are too few sequences to name any, 3
+    if too few sequences reach one to decide.
 
     Examples:
       kc-otel locate run policy.yaml --train checkpoint --infer vllm:checkpoint --sequences spool.sqlite --slice code

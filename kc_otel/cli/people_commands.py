@@ -84,7 +84,7 @@ def silence(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Silence alerts for a while: no webhook, no log record, except of the end of what was told before.
+    """Silence alerts for a while: no webhook and no log record, except for the end of alerts sent before.
 
     Routes, quarantines and halts still happen.
 

@@ -57,7 +57,7 @@ def promote(
     Without options: print its stage and what the next step waits for; nothing changes. The evaluator keeps the stage,
     opens the gates, and rolls the version back on a FAIL.
 
-    Exits with 0 if the version is in full or the action was accepted, 1 if it was rolled back or replaced, 3 while it
+    Exits with 0 if the version is at full or the action was accepted, 1 if it was rolled back or replaced, 3 while it
     is in progress, 2 if an argument cannot be used.
 
     Examples:

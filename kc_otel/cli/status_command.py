@@ -21,7 +21,7 @@ from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, NEXT_DUE, RUN_E
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _MEASURED = frozenset({"PASS", "INCONCLUSIVE", "FAIL"})
 _PAIR = ("contract", "kernel_train", "kernel_inference")
-_WIDE_TERMINAL = 110
+_WIDE_TERMINAL, _ROOMY_TERMINAL = 110, 72
 _MAX_REASONS = 12
 _MAX_INCIDENTS = 6
 _MAX_ROWS = 20
@@ -212,15 +212,15 @@ def _tables(cells: list[dict[str, Any]], now: float, width: int, *, most: int) -
 
 def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tuple[bool, bool]) -> Table:
     """A table of cells, with a column for the inference kernel, and for the training kernel, where it has several."""
-    wide = width >= _WIDE_TERMINAL
+    wide, roomy = width >= _WIDE_TERMINAL, width >= _ROOMY_TERMINAL
     sides = [name for name, several in zip(("kernel_inference", "kernel_train"), kernels, strict=True) if several]
     titles = {"kernel_inference": "kernel", "kernel_train": "against"}
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for header in ("verdict", "for", "clause", "slice", *(titles[side] for side in sides)):
-        table.add_column(header, no_wrap=header not in {"clause", "slice"}, overflow="fold")  # these alone may be long
+        table.add_column(header, no_wrap=roomy and header not in {"clause", "slice"}, overflow="fold")  # these are long
     for header in ("estimate", *(["interval"] if wide else []), "limit", *(["samples"] if wide else [])):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("fires", no_wrap=True)
+        table.add_column(header, justify="right", no_wrap=roomy, overflow="fold")
+    table.add_column("fires", no_wrap=roomy, overflow="fold")
     for cell in cells:
         interval = f"[{number(cell['lower'])}, {number(cell['upper'])}]" if cell["samples"] else "-"
         table.add_row(

@@ -164,7 +164,7 @@ class Observability(Strict):
     sampling: Number = Field(default=1.0, gt=0.0, le=1.0)
     """Share of batches that the recorder measures."""
     heartbeat: Duration = 60.0
-    """Silence after the next report was due, which makes a kernel pair NO_DATA."""
+    """Time without a report, after one was due, from which a kernel pair is NO_DATA."""
     max_series: int = Field(default=2000, ge=1, strict=True)
     """Largest number of series per contract; slices without room count as `other`."""
 
@@ -362,6 +362,8 @@ def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str
 
     >>> declared_otherwise(KernelSpec(engine="vllm", kv_cache_dtype="fp8"), {"kv_cache_dtype": "auto"})
     ('kv_cache_dtype fp8 is declared, and auto reported',)
+    >>> declared_otherwise(KernelSpec(engine="vllm", kv_cache_dtype="bfloat16"), {"kv_cache_dtype": "auto"})
+    ()
     """
     found = []
     for name in _DECLARED:
@@ -370,9 +372,7 @@ def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str
             reported = reported or "none"
         if declared is None or reported is None or _same(declared, reported):
             continue
-        # `auto` is the format that the model computes in.
-        stored = declared if reported == "auto" else reported
-        if name == "kv_cache_dtype" and "auto" in {declared, reported} and _same(stored, fields.get("dtype", "")):
+        if name == "kv_cache_dtype" and not _caches_differ(declared, reported, fields.get("dtype")):
             continue
         # Quantised kernels compute in another format than that of their stored weights.
         if name == "dtype" and _same(declared, fields.get("quantization", "")):
@@ -382,9 +382,40 @@ def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str
 
 
 def declared_apart(specs: KernelSpecs, fields: tuple[str, ...] = _DECLARED) -> bool:
-    """Return whether the two declarations exclude each other; a field that one leaves open excludes nothing."""
-    sides = ((getattr(specs.train, name), getattr(specs.inference, name)) for name in fields)
-    return any(train and inference and not _same(train, inference) for train, inference in sides)
+    """Return whether the two declarations exclude each other; a field that one leaves open excludes nothing.
+
+    >>> from functools import partial
+    >>> bf16 = partial(KernelSpec, engine="vllm", dtype="bf16")
+    >>> [declared_apart(KernelSpecs(train=bf16(kv_cache_dtype="auto"), inference=bf16(kv_cache_dtype=other)))
+    ...  for other in ("bfloat16", "fp8")]
+    [False, True]
+    """
+    for name in fields:
+        train, inference = getattr(specs.train, name), getattr(specs.inference, name)
+        if train is None or inference is None or _same(train, inference) or _same(inference, train):
+            continue
+        if name != "kv_cache_dtype" or _caches_differ(train, inference, specs.train.dtype or specs.inference.dtype):
+            return True
+    return False
+
+
+def cache_is_the_checkpoints(spec: KernelSpec) -> bool:
+    """Return True if vLLM's `auto` may be another format than the model's: llm-compressor's checkpoints name one."""
+    return _plain(spec.quantization or "").startswith("compressed_tensors")
+
+
+def _caches_differ(ours: str, theirs: str, dtype: str | None) -> bool:
+    """Return whether two formats of a cache are known to differ; `auto` is that of a model that computes in `dtype`."""
+    formats = [_cache(name, dtype) for name in (ours, theirs)]
+    if None in formats:  # a model's own, which is never of eight bits
+        return any(name is not None and name.startswith(("fp8", "int8", "nvfp4")) for name in formats)
+    return formats[0] != formats[1]
+
+
+def _cache(name: str, dtype: str | None) -> str | None:
+    plain = dtype or "" if name == "auto" else name
+    known = _SHORT_DTYPES.get(_plain(plain), _plain(plain))
+    return "fp8_e4m3" if known == "fp8" else known or None  # vLLM's fp8
 
 
 def _same(declared: str, reported: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.contract.model import KernelSpec, KernelSpecs, declared_otherwise
+from kc_otel.contract.model import KernelSpec, KernelSpecs, cache_is_the_checkpoints, declared_otherwise
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.captures import Capture, CapturedSequence, kept_positions, projected, read_capture, relative_error
 from kc_otel.diagnose.located import NotComparableError
@@ -59,7 +59,8 @@ def two_kernels(train: str, infer: str, kernels: KernelSpecs) -> None:
     """Refuse one checkpoint in one number format on both sides, whatever engine the contract declares."""
     if not Path(infer).is_dir() or Path(train).resolve() != Path(infer).resolve():
         return
-    if len({(spec.dtype, _kv_format(spec.kv_cache_dtype)) for spec in (kernels.train, kernels.inference)}) == 1:
+    sides = (kernels.train, kernels.inference)
+    if len({(_loaded(Path(infer), spec), _kv_format(spec.kv_cache_dtype)) for spec in sides}) == 1:
         raise NotComparableError(
             f"{infer}: is the training kernel, too; give the inference kernel, such as vllm:{infer}"
         )
@@ -85,8 +86,10 @@ def capture_of(path: Path, spec: KernelSpec) -> Capture:
     """Read a capture; an engine's names the options that the engine was given."""
     found = read_capture(path)
     options = dict(option.split("=", 1) for option in found.kernel.split(", ") if "=" in option)
-    cache = {"kv_cache_dtype": options.get("kv_cache_dtype", "auto"), "dtype": spec.dtype or ""}
-    if found.kernel.startswith(VLLM) and (said := declared_otherwise(spec, cache)):
+    asked = options.get("kv_cache_dtype", "auto")
+    if not found.kernel.startswith(VLLM) or (asked == "auto" and cache_is_the_checkpoints(spec)):
+        return found
+    if said := declared_otherwise(spec, {"kv_cache_dtype": asked, "dtype": spec.dtype or ""}):
         how = "capture it with --engine kv_cache_dtype=VALUE, or correct the contract"
         raise NotComparableError(f"{path}: {found.kernel}: {'; '.join(said)}; {how}")
     return found
@@ -119,8 +122,7 @@ def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
     with extra("transformers", "a Hugging Face checkpoint"):
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
-    plain = getattr(torch, spec.dtype or "", None)
-    dtype = plain if isinstance(plain, torch.dtype) and plain.itemsize > 1 else "auto"
+    dtype = _asked(spec) or "auto"
     kv = _kv_format(spec.kv_cache_dtype)
     try:
         module, loading = AutoModelForCausalLM.from_pretrained(
@@ -141,6 +143,20 @@ def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
         cache=None if kv is None else partial(_rounding_cache, kv),
         vocabulary=None if tokenizer is None else tokenizer.get_vocab(),
     )
+
+
+def _asked(spec: KernelSpec) -> torch.dtype | None:
+    plain = getattr(torch, spec.dtype or "", None)
+    return plain if isinstance(plain, torch.dtype) and plain.itemsize > 1 else None
+
+
+def _loaded(folder: Path, spec: KernelSpec) -> str:
+    """The number format in which a checkpoint is loaded: the declared one, or its own."""
+    asked, config = _asked(spec), folder / "config.json"
+    if asked is not None or not config.is_file():
+        return str(asked).removeprefix("torch.")
+    own = json.loads(config.read_text(encoding="utf-8"))
+    return str(own.get("dtype") or own.get("torch_dtype"))
 
 
 def _kv_format(name: str | None) -> torch.dtype | None:

@@ -78,8 +78,9 @@ class AlertStep:
         if self.clause is None:
             window = format_duration(self.contract.observability.window)
             failed = selector("kc.input.invalid", matchers, INVALID_ONCE)
-            # `increase` does not count the first value of a series that appears.
-            counted = f"({failed} unless last_over_time({failed}[1d] offset {window})) or increase({failed}[{window}])"
+            # `increase` does not count the first value of a series that appears, such as of a job that ends with it.
+            seen, before = f"last_over_time({failed}[{window}])", f"last_over_time({failed}[1d] offset {window})"
+            counted = f"({seen} unless {before}) or increase({failed}[{window}])"
             return f"sum by ({', '.join(CELL_LABELS[1:])}) ({counted})"
         return f"max by ({', '.join(CELL_LABELS)}) ({self.verdicts})"
 

@@ -39,6 +39,7 @@ from kc_otel.judge.statistics import broken_assumption, measurable
 from kc_otel.judge.verdict import Cell
 from kc_otel.judge.verdicts import INVALID_INPUT, Evidence
 from kc_otel.stats import Binned
+from kc_otel.stats.quantiles import maximum_interval
 from kc_otel.stats.surplus import ROUNDING_SURPLUS, is_surplus
 
 NO_PAIR: Final[Pair] = ("", "")
@@ -117,9 +118,8 @@ class SilentPairs:
         if pair not in self._known:
             heard = self._state.heard.get(pair) or Heard(self._listening.since)
             quiet = self._listening.silence(heard.last, self.now)
-            alarmed = self._state.evidence.alarmed.items()
-            broken = any(cell.pair == pair and (held.failing or held.fault is not None) for cell, held in alarmed)
-            ended = not broken and self._state.has_ended(pair)  # a breach ends with its run, whenever the next is due
+            # A breach ends with its run, whenever the next is due.
+            ended = self._state.has_ended(pair) and not self._in_breach(pair)
             patience = heard.patience(self._state.contract.observability.heartbeat, ended=ended)
             self._known[pair] = None if quiet <= patience else quiet
         return self._known[pair]
@@ -129,9 +129,21 @@ class SilentPairs:
         heard, heartbeat = self._state.heard.get(pair), self._state.contract.observability.heartbeat
         if heard is None or not self._state.has_ended(pair) or self.of(pair) is not None:
             return ""
-        patience = heard.patience(heartbeat, ended=True)
-        every = f"reports came about every {_span(patience - heartbeat)}"
-        return f"{NEXT_DUE} {moment(heard.last + patience)}: {every}, and each recorder shut down"
+        return _next_due(heard, heartbeat)
+
+    def _in_breach(self, pair: Pair) -> bool:
+        """Return whether a cell of a pair FAILs; a largest value does so without evidence that is held against it."""
+        state = self._state
+        alarmed = state.evidence.alarmed.items()
+        if any(cell.pair == pair and (held.failing or held.fault is not None) for cell, held in alarmed):
+            return True
+        return any(
+            maximum_interval(state.binned(series, LONG, self.now)).lower > clause.limit_for(slice)
+            for clause in state.contract.clauses
+            if clause.parsed_statistic.kind == "max"
+            for slice in state.contract.slices_for(clause)
+            if (series := state.pairs(state.metrics[clause.id], slice).get(pair)) is not None
+        )
 
 
 def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Current:
@@ -273,8 +285,10 @@ def _current(
 
 def _silence(state: ContractState, pair: Pair, quiet: float) -> str:
     """Say since when a pair is silent, and why as far as it is known: its last recorder shut down cleanly."""
-    moved = state.recorders.moved_since(pair[1])
+    moved, heard = state.recorders.moved_since(pair[1]), state.heard.get(pair)
     if state.has_ended(pair):
+        if heard is not None and quiet <= heard.patience(state.contract.observability.heartbeat, ended=True):
+            return _next_due(heard, state.contract.observability.heartbeat)  # its breach has ended with its run
         if moved:
             return f"{RUN_ENDED}: its recorder measures another version, and nothing of this for {_span(quiet)}"
         return f"{RUN_ENDED}: its last recorder shut down {_span(quiet)} ago"
@@ -282,6 +296,12 @@ def _silence(state: ContractState, pair: Pair, quiet: float) -> str:
     unknown = "its run ended, its recorder died, or its exports do not arrive"
     why = "its recorder measures another version since" if moved else unknown
     return f"{NO_REPORT} {_span(quiet)} (heartbeat {heartbeat}): {why}"
+
+
+def _next_due(heard: Heard, heartbeat: float) -> str:
+    patience = heard.patience(heartbeat, ended=True)
+    every = f"reports came about every {_span(patience - heartbeat)}"
+    return f"{NEXT_DUE} {moment(heard.last + patience)}: {every}, and each recorder shut down"
 
 
 def _refused(state: ContractState, metric: str, now: float, oldest: float) -> dict[Where, str]:

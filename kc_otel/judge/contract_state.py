@@ -326,7 +326,7 @@ class ContractState:
         last = -math.inf if heard is None else heard.last
         if self.recorders.all_ended(pair[1], last, self._long):
             return True
-        return last < self.clock - self._window and self.recorders.all_who_broke_ended(pair)
+        return last < self.clock - self._window and self.recorders.all_who_broke_ended(pair, self._long)
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""

@@ -365,18 +365,21 @@ class Recorders:
         are = f"{len(lately)} of {all_of_it} recorders {'is' if len(lately) == 1 else 'are'}"
         return len(lately), f"{are} silent without having shut down: {', '.join(named)}"
 
-    def all_who_broke_ended(self, pair: Pair) -> bool:
+    def all_who_broke_ended(self, pair: Pair, lasting: float) -> bool:
         """Return True if each recorder that measured a pair while something of it was broken has shut down since.
 
-        The others of its version measure another pair: one that was started in their place may serve as they did.
+        The others of its version measure another pair: one that was started in their place may serve as they did. One
+        that had been silent for `lasting` seconds by then counts no more, as in `all_ended`.
         """
+        counted_from = self._ended(pair[1]) - lasting
         owed = [owing for key, owing in self.owed.items() if key.pair == pair]
         return (
             bool(owed)
             and all(owing and set(owing.values()) == {_ENDED} for owing in owed)
             and all(
-                any(key.kernel_inference == pair[1] and key.pair != pair for key in self.measured.get(sender, ()))
-                for sender in self.by_version.get(pair[1], ())
+                report.at <= counted_from
+                or any(key.kernel_inference == pair[1] and key.pair != pair for key in self.measured.get(sender, ()))
+                for sender, report in self.by_version.get(pair[1], {}).items()
             )
         )
 

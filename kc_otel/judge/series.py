@@ -309,8 +309,8 @@ class Series:
 class Heard:
     """Last report of a pair, gaps between its latest reports, and since when it is not silent; Unix seconds.
 
-    A gap that the first report of a recorder ends is negative: a pause between runs, and no interval of reports. There
-    are as many of either kind, so that the reports of one job leave the pauses between the jobs.
+    A gap that the first report of a recorder ends is negative: a pause between runs, and no interval of reports. The
+    latest of each kind are kept, so that a job with many reports does not displace the pauses between jobs.
     """
 
     last: float
@@ -328,7 +328,7 @@ class Heard:
             self.since = now
         if now > self.last:
             gap = now - self.last
-            self.gaps = [*_latest(self.gaps, heartbeat), -gap if self.begun > self.last else gap]
+            self.gaps = [*_latest(self.gaps, self.patience(heartbeat)), -gap if self.begun > self.last else gap]
             self.last = now
 
     def begin(self, now: float) -> None:
@@ -348,11 +348,14 @@ class Heard:
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
 
 
-def _latest(gaps: Sequence[float], heartbeat: float) -> list[float]:
-    """The latest gaps of either kind, in order, with room for one more; no pauses before one of several at once."""
+def _latest(gaps: Sequence[float], patience: float) -> list[float]:
+    """The latest gaps of either kind, in order, with room for one more.
+
+    A pause within the patience is dropped: several recorders of a job began at about the same time.
+    """
     left, kept = {False: _MAX_GAPS - 1, True: _MAX_GAPS - 1}, []
     for gap in reversed(gaps):
-        if left[gap > 0.0] and not -heartbeat <= gap < 0.0:
+        if left[gap > 0.0] and not -patience <= gap < 0.0:
             left[gap > 0.0] -= 1
             kept.append(gap)
     return kept[::-1]

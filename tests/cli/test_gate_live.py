@@ -225,5 +225,11 @@ def test_another_number_format_than_the_contract_declares_is_refused(run, endpoi
     sampler.cache = "fp8_e4m3"
     code, _, said = run(*asked(sampler, scorer))
     assert (code, "not checked, because the endpoints do not say it: inference dtype\n" in said) == (0, True)
+    fp8["kernels"]["inference"]["quantization"] = "compressed-tensors"  # such a checkpoint may say what `auto` is
+    (folder / "policy.yaml").write_text(json.dumps(fp8))
+    sampler.cache = "auto"
+    assert run(*asked(sampler, scorer))[0] == 0
+    del fp8["kernels"]["inference"]["quantization"]
+    (folder / "policy.yaml").write_text(json.dumps(fp8))
     sampler.cache = ""
     assert "do not say it: inference dtype and inference kv_cache_dtype\n" in run(*asked(sampler, scorer))[2]

@@ -73,6 +73,10 @@ def test_long_names_cut_no_verdict_no_number_and_no_fingerprint() -> None:
     assert [said.count(word) for word in ("INCONCLUSIVE", " a1a1a1a1a1a1 ", " critical")] == [2, 1, 2]
     assert "…" not in said
     assert max(map(len, said.splitlines())) <= 80
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(*_tables(cells, 60.0, 60, most=20))
+    narrow = "".join(console.export_text().split())
+    assert narrow.count("1") >= 6 <= narrow.count("2"), "the last digits, too"
 
 
 def test_a_long_table_is_cut_after_what_does_not_pass() -> None:

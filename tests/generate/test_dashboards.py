@@ -240,7 +240,7 @@ def test_every_combination_of_actions_has_words(boards):
     )
     assert mapping["options"]["0"]["text"] == "nothing yet"
     assert mapping["options"]["33"]["text"] == "route to training kernel, message"
-    assert mapping["options"]["72"]["text"] == "halt, promotion held"
+    assert mapping["options"]["72"]["text"] == "halt, hold of promotion"
 
 
 def test_cells_lead_to_their_slice(boards):

@@ -50,7 +50,7 @@ def test_alerts_are_those_of_the_evaluators_rules(policy):
         assert rule["expr"] == told.replace("kc_verdict", "kc_rule_status")
         assert rule["annotations"]["summary"] == other["annotations"]["summary"]
         described = rule["annotations"]["description"]
-        assert "Nobody carries out without an evaluator: " in described
+        assert "Actions that need an evaluator: " in described
         assert "Actions: " not in described
 
 
@@ -70,7 +70,10 @@ LAYOUT = BucketLayout(4, 2.0**-30)
 def test_what_rules_cannot_judge_is_said_in_the_file(policy):
     assert [clause.id for clause in left_out(policy)] == ["ttft"]
     text = standalone_file(policy).text
-    assert "# - ttft: gen_ai.server.time_to_first_token carries no contract, slice or kernels as labels\n" in text
+    assert (
+        "# Left out: ttft, for gen_ai.server.time_to_first_token carries no contract, slice or kernels as labels.\n"
+        in text
+    )
     assert "kc_clause: ttft" not in text
     assert "5 clauses x 3 slices x 4 kernel pairs" in text
     with pytest.raises(ValueError, match="ttft: gen_ai"):

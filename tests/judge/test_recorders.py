@@ -327,6 +327,7 @@ def test_kernels_that_would_be_called_alike_are_named_by_what_differs():
     [
         ({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "auto"}, ("kv_cache_dtype fp8 is declared, and auto reported",)),
         ({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "fp8_e4m3"}, ()),
+        ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8"}, ()),
         ({"kv_cache_dtype": "fp8"}, {}, ()),
         ({"dtype": "bf16"}, {"dtype": "torch.bfloat16"}, ()),
         ({"dtype": "fp8"}, {"quantization": "fp8"}, ()),

@@ -9,6 +9,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.cli.status_command import _exit_code
 from kc_otel.contract.load import load_text
+from kc_otel.contract.words import NEXT_DUE
 from kc_otel.judge.incidents.incident import NOT_PROVEN, IncidentState
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
@@ -313,6 +314,18 @@ def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_
     assert "without proof of recovery" in fleet.ends()[-1]
 
 
+def test_such_a_breach_is_over_though_another_recorder_had_died_a_long_window_before(make_fleet):
+    fleet = make_fleet()
+    fleet.run(60, third=0.001, broken=0.001, healthy=0.001)
+    fleet.run(700, broken=0.001, healthy=0.001)
+    assert fleet.run(120, broken=0.4, healthy=0.001) == [IncidentState.BROKEN]
+    for name in ("broken", "healthy"):
+        fleet.core.metrics(info_request(fleet.now, 0, name), fleet.now)
+    mended = Sender(instance="new", train="d" * 12, start=fleet.now)
+    fleet.feed(500, lambda: [fleet.report(mended, 0.001)])
+    assert fleet.states("fail") == []
+
+
 def test_a_breach_has_not_ended_with_those_who_broke_it_where_others_were_started_in_their_place(fleet):
     """They report and get no requests, as where a route keeps these away: their kernel serves once it is lifted."""
     for name in ("broken", "healthy"):
@@ -470,17 +483,22 @@ def test_what_ran_for_longer_than_its_pauses_has_no_schedule(make_fleet):
     assert fleet.states("no-data") == [IncidentState.BROKEN]
 
 
-def test_the_breach_of_a_job_ends_with_it_though_the_next_one_is_not_due(make_fleet):
-    fleet = make_fleet()
+@pytest.mark.parametrize("statistic", ["mean", "max"])
+def test_the_breach_of_a_job_ends_with_it_though_the_next_one_is_not_due(make_fleet, statistic):
+    """The next one is waited for as after any other job, without an alert."""
+    text = TEXT.replace("unit: token,", f"unit: token, statistic: {statistic},")
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, for: 30s, do: [notify]", text=text)
     for job, mean in enumerate([0.001, 0.001, 0.001, 0.4]):
         fleet.run(220)
         fleet.senders["broken"] = Sender(instance=f"import-{job}", start=fleet.now - 1.0)
         fleet.run(20, broken=mean)
         fleet.core.metrics(info_request(fleet.now, 0, f"import-{job}"), fleet.now)
     assert fleet.states("fail") == [IncidentState.BROKEN]
-    fleet.run(80)
+    fleet.run(120)
     ((verdict, _),) = fleet.core.history.cells()
-    assert (verdict.reason, fleet.states("fail")) == ("the run ended: its last recorder shut down 1m20s ago", [])
+    assert (verdict.reason.startswith(NEXT_DUE), fleet.states("fail"), fleet.states("no-data")) == (True, [], [])
+    fleet.run(220)
+    assert fleet.states("no-data") == [IncidentState.BROKEN]
 
 
 def test_a_run_ends_in_order_though_another_was_killed_a_long_window_before(make_fleet):

@@ -27,9 +27,9 @@ ACTION_BITS: Final = (
     ("halt", "halt"),
     ("route:.*", "route to training kernel"),
     ("quarantine-rollouts", "quarantine of rollouts"),
-    ("hold-promotion", "promotion held"),
-    ("resync-weights", "weights again"),
-    ("sample-more|locate", "closer look"),
+    ("hold-promotion", "hold of promotion"),
+    ("resync-weights", "resync of weights"),
+    ("sample-more|locate", "closer measurement"),
     ("notify|webhook:.*", "message"),
 )
 """(regular expression of `kc.action`, in words) of what a step can do; the first has the highest bit."""
@@ -173,8 +173,9 @@ def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
 def increase(metric: str) -> str:
     """Increase of a recorders' counter over the dashboard's range; nothing where no recorder or evaluator is heard."""
     of, recorders = _of_contract(metric), health("kc.recorder.sampling")
-    # `increase` does not count the first value of a series that appears.
-    counted = f"({of} unless {of} offset $__range) or increase({of}[$__range])"
+    # `increase` does not count the first value of a series that appears, and a store forgets what was before a day.
+    seen, before = f"last_over_time({of}[$__range])", f"last_over_time({of}[1d] offset $__range)"
+    counted = f"({seen} unless {before}) or increase({of}[$__range])"
     return f"sum({counted}) or (0 * {recorders} and on () ({LIVING}))"
 
 

@@ -100,7 +100,7 @@ def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites
         # Boards show what an evaluator says.
         sites=sites if source.lives else Sites(evaluator=sites.evaluator),
         text=literal,
-        actions="Actions" if source.lives else "Nobody carries out without an evaluator",
+        actions="Actions" if source.lives else "Actions that need an evaluator",
     )
     rule: dict[str, Any] = {"alert": alert.name, "expr": expression(alert, source)}
     if alert.step.after > 0:

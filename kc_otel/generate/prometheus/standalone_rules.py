@@ -76,7 +76,7 @@ def _notes(contract: Contract) -> tuple[str, ...]:
         "Left to the evaluator: a slice that was never seen, the first export of a new series, extremes finer than a",
         "bucket, equal weights of senders that export at different intervals, all actions, and the boards.",
         *(
-            f"- {clause.id}: {clause.metric} carries no contract, slice or kernels as labels"
+            f"Left out: {clause.id}, for {clause.metric} carries no contract, slice or kernels as labels."
             for clause in left_out(contract)
         ),
     )

@@ -48,7 +48,7 @@ from typing import Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action, EscalationStep
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import RUN_ENDED
+from kc_otel.contract.words import NEXT_DUE, RUN_ENDED
 from kc_otel.judge.escalation.tick import Tick
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import FAULTS, INPUT_CLAUSE, MEASURED, Cell, Status, Verdict
@@ -370,7 +370,8 @@ def _after_verdict(
         back = verdict.window == "long" and alert.verdict.status is Status.NO_DATA
         fresh = fresh and verdict.estimate > verdict.limit and not back
     alert = replace(alert, verdict=verdict or alert.verdict)
-    over = verdict is not None and step.on == "fail" and (verdict.ended or verdict.reason.startswith(RUN_ENDED))
+    gone = verdict is not None and (verdict.ended or verdict.reason.startswith((RUN_ENDED, NEXT_DUE)))
+    over = gone and step.on == "fail"
     if verdict is not None and verdict.status in FAULTS[step.on].held_by and not over:
         return replace(alert, counting=False), False
     matches = verdict is not None and verdict.status is FAULTS[step.on].status

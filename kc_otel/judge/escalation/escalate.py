@@ -436,7 +436,8 @@ def group_messages(
         over = group.incident not in news.serving if incident is None else incident.state is IncidentState.RESOLVED
         left = incident is not None and incident.only_route_left
         for alert, told in alerts.items():
-            gone = over or (left and told.known and told.alert.severity != "critical")  # that is: nothing serves it
+            # A critical one says that the version was measured after its rollback.
+            gone = over or (left and told.known and told.alert.severity != "critical")
             if gone and told.alert.step == ROLLED_BACK and told.alert.fires:
                 alerts[alert] = replace(told, alert=told.alert.resolved(news.tick.now))
         rest, message = _due_message(news, group, alerts.values(), incident)

@@ -61,11 +61,12 @@ class TrafficSeen:
             return False
         incidents = [incident for incident in reversed(self.incidents) if incident.kernel_inference == version]
         taken_at = next((at for incident in incidents if (at := incident.taken_at) is not None), None)
+        held = {slice for incident in incidents for slice in incident.held}
         all_since = ordered("", version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
         disobeyed_at = next((at for incident in incidents if (at := incident.disobeyed_at) is not None), -math.inf)
         return all(
-            self.has_taken(name, version, since, taken_at)
+            (name in held or self.has_taken(name, version, since, taken_at))
             and not self.behind(name, since, all_since)
             and not self.was_measured(name, version, since, taken_at)
             and not self.lost(version, since, max(since, taken_at or since, disobeyed_at))

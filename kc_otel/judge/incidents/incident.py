@@ -250,6 +250,12 @@ class Incident:
         return self.state is IncidentState.BROKEN and not self.broken and not self.went_away
 
     @property
+    def held(self) -> frozenset[str]:
+        """Slices that were broken before it was contained: no later order opens them."""
+        contained_at = -math.inf if self.contained_at is None else self.contained_at
+        return frozenset(cell.slice for cell in self.cells if cell.since <= contained_at)
+
+    @property
     def closing(self) -> str:
         """Sentence that says who closed what only went away, or rolled its version back; empty for nobody."""
         closed = [word.text for word in self.words if word.kind == "closed"]
@@ -275,7 +281,7 @@ class Incident:
             return "Contained" if contained else "Went away without proof of recovery"
         if self._waited_for:
             came = [cell.refuted for cell in self.cells]
-            some = "First data arrived in part" if any(came) else "Closed before valid data arrived"
+            some = "Closed before all data arrived" if any(came) else "Closed before valid data arrived"
             return "First data arrived" if all(came) else some
         if not self.refuted:
             return "Ended" if self.run_ended else "Closed without proof of recovery"

@@ -45,8 +45,8 @@ from kc_otel.judge.verdicts import selected
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
 _SEVERAL: Final = "several"
 """Quantity of a cell whose clause was broken before and after it changed: no verdict is about both."""
-_ROUTED: Final = frozenset({"fail", "inconclusive"})
-"""Incidents that last until somebody lifts their routes; those of silence and of invalid input do not."""
+_ROUTED: Final = frozenset({"fail"})
+"""Incidents that last until somebody lifts their routes; a contract cannot order one for anything else."""
 _NO_ORDER: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("contained_at", "ordered_at", "taken_at", "disobeyed_at")),
     "unmet": "",
@@ -331,9 +331,7 @@ def _contained(incident: Incident, given: Mapping[str, float], tick: Tick) -> In
     newest, arrived = max(given.values()), max(traffic.arrived(slice, version) for slice in given)
     behind = (traffic.behind(slice, since, tick.kept("", version)) for slice, since in given.items())
     unmet = next(filter(None, behind), "")
-    contained_at = -math.inf if incident.contained_at is None else incident.contained_at
-    held = {cell.slice for cell in incident.cells if cell.since <= contained_at}  # and no further order opens them
-    orders = {slice: since for slice, since in given.items() if slice not in held}
+    orders = {slice: since for slice, since in given.items() if slice not in incident.held}
     if not unmet and not all(traffic.has_taken(slice, version, since, taken_at) for slice, since in orders.items()):
         unmet = _UNTAKEN
     if not unmet:

@@ -150,7 +150,7 @@ def headline(gate: OfflineGate) -> str:
     if others := sum(finding.verdict.status is not Status.PASS for finding in found):
         do = "verdicts do" if others > 1 else "verdict does"
         return (
-            f"{version} keeps what was required of {contract}; {others} other {do} not PASS, so a promotion does not "
+            f"{version} keeps the required part of {contract}; {others} other {do} not PASS, so a promotion does not "
             f"accept this evidence{unjudged}"
         )
     return f"{version} keeps {contract} and may go on to {gate.decision.stage}{unjudged}"

@@ -145,10 +145,10 @@ def gate_recordings(
     for of, values in zip(apart, sampling, strict=True):
         judged = judge(contract, by_contract(of.recording, contract), now, pair, anytime=terms.sequential)
         inputs.append(replace(of, sampling=values, judged=judged))
-    equal = [of.name for of in apart if of.recording.identical]
+    decision = gate_decision(contract, [of.judged for of in inputs], pair[1], terms, now)
+    equal = [of.name for of in apart if of.recording.identical and decision.outcome is not GateOutcome.ROLLBACK]
     if equal and declared_apart(contract.kernels, NUMBER_FORMATS):
         raise ValueError(f"{', '.join(equal)}: no decision: {_NOT_TWO}; {OTHERWISE_REMEDY}")
-    decision = gate_decision(contract, [of.judged for of in inputs], pair[1], terms, now)
     return OfflineGate(contract, *kernels, terms, tuple(inputs), decision, now)
 
 

@@ -37,8 +37,8 @@ _STEPS: Final = (
 )  # fmt: skip
 """Names of a row's step: the trainer's, and last the logger's, which counts rows (Open-Instruct's global_step counts
 episodes beside its training_step)."""
-_SAMPLED: Final = frozenset({"output", "completion", "token_ids", "train_logprobs", "trainer_logprobs"})
-"""Keys of a sequence: rollouts that lie beside a log are no log."""
+_SAMPLED: Final = ("token_ids", "train_logprobs", "trainer_logprobs")
+"""Lists of a rollout's tokens."""
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
 _CONSOLE_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
 _MAX_FILE_BYTES: Final = 1 << 30
@@ -79,7 +79,7 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
         raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
     if repeated:
         said = f"{len(repeated)} steps from {min(repeated)} to {max(repeated)}"
-        say(f"{path}: {said} have earlier numbers, as after a resume or a restart, which do not count")
+        say(f"{path}: earlier numbers of {said} do not count: they were logged again, as after a resume or a restart")
     return {name: _columns(by_step) for name, by_step in sorted(found.items())}
 
 
@@ -173,7 +173,7 @@ def _lines(text: str) -> Iterator[Any]:
 
 def _rows(rows: Iterable[Any]) -> Iterator[Scalar]:
     for row in rows:
-        if not isinstance(row, dict) or not _SAMPLED.isdisjoint(row):
+        if not isinstance(row, dict) or _is_rollout(row):
             continue
         values = {**row, **row["data"]} if isinstance(row.get("data"), dict) else row
         numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
@@ -184,6 +184,12 @@ def _rows(rows: Iterable[Any]) -> Iterator[Scalar]:
             step = steps.get(f"{part}/step", steps.get(f"{part}/global_step", of_row))
             if step is not None and not _is_step(name) and not name.startswith("_"):
                 yield step, name, number
+
+
+def _is_rollout(row: Mapping[str, Any]) -> bool:
+    """Return True for a rollout beside a log: its tokens, or its texts as verl and prime-rl write them."""
+    texts = isinstance(row.get("output"), str) and "input" in row
+    return texts or "completion" in row or any(isinstance(row.get(name), list) for name in _SAMPLED)
 
 
 def _is_step(name: str) -> bool:

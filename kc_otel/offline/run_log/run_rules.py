@@ -80,7 +80,7 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
 
 def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | None, str]:
     needed, judge, fewest = RULES[rule]
-    if lacks := _lacking(log, roles, needed):
+    if lacks := _lacking(log, roles, needed, fewest):
         return None, lacks
     if rule == "drift-and-entropy" and (rises := _judged(log, roles, "drift-rises"))[0] is not True:
         return rises
@@ -110,11 +110,13 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
     return said is not None, said or ""
 
 
-def _lacking(log: RunLog, roles: Mapping[str, str], needed: tuple[Role, ...]) -> str:
-    """Name the numbers that the log does not have, or not of the same steps; empty if it has them."""
+def _lacking(log: RunLog, roles: Mapping[str, str], needed: tuple[Role, ...], fewest: int) -> str:
+    """Name the numbers that the log does not have, or not of the same steps; empty if it has them, or too few."""
     if missing := [role for role in needed if role not in roles]:
         names = ", ".join(f"{role} (such as {ROLES[role][0]})" for role in missing)
         return f"not in the log: {names}; if it has another name there: --name {missing[0]}=NAME"
+    if len(set.intersection(*(set(log[roles[role]][0].tolist()) for role in needed))) < fewest:
+        return ""
     ends = {roles[role]: log[roles[role]][0][-1] for role in needed}
     begin = min(log[name][0][0] for name in ends)
     if min(ends.values()) - begin >= _MIN_COMMON_SHARE * (max(ends.values()) - begin):

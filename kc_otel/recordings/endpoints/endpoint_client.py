@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from kc_otel._extras import extra
-from kc_otel.contract.model import NUMBER_FORMATS, OTHERWISE_REMEDY, KernelSpec, declared_otherwise
+from kc_otel.contract.model import (
+    NUMBER_FORMATS,
+    OTHERWISE_REMEDY,
+    KernelSpec,
+    cache_is_the_checkpoints,
+    declared_otherwise,
+)
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.endpoints import protocol
 from kc_otel.recordings.request import effective
@@ -157,6 +163,8 @@ class CompletionClient:
         if response.is_success:
             text = response.text
             served = protocol.number_formats(_json(response)) if self._generates else protocol.cache_format(text)
+        if served.get("kv_cache_dtype") == "auto" and cache_is_the_checkpoints(declared):
+            del served["kv_cache_dtype"]  # vLLM's front end does not hear of it
         if said := declared_otherwise(declared, formats | served):
             raise RefusedError(f"{self.endpoint}: {'; '.join(said)}; {OTHERWISE_REMEDY}")
         return [name for name in formats if name not in served]

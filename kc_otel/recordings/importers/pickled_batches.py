@@ -134,7 +134,15 @@ def torch_load(path: Path, content: bytes) -> Any:
     try:
         with allowed([_tensors_of]):
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, AttributeError, ImportError, LookupError, TypeError) as error:
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        AttributeError,
+        ImportError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         said = named[1] if named else type(error).__name__
         raise RecordingError(f"{path}: tensors cannot be read safely ({said}); save plain tensors") from None

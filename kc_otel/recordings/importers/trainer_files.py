@@ -407,7 +407,7 @@ def _sequences(
             raise RecordingError(f"{path}: {place}: {error}") from None
         except KeyError as error:
             refusals.add(f"{place}: has no {error.args[0]}", kind="no_logprobs")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, IndexError) as error:
             refusals.add(f"{place}: {error}", kind="shape_mismatch")
         else:
             if not train.shape == inference.shape == mask.shape:

@@ -264,7 +264,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
     @router.post("/silences", tags=["people"])
     async def silence(request: SilenceRequest) -> Silence:
-        """Silence alerts until a time: only the end of what was told before is told. Routes and halts continue."""
+        """Silence alerts until a time, except for the end of alerts sent before. Routes and halts continue."""
         async with ordered(core):
             return people.silence(core, **request.model_dump(), now=time.time())
 

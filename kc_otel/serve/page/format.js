@@ -108,7 +108,7 @@ const DONE = {
 /** An action, as a contract writes it (`notify`, or `{webhook: pager}`), in words. */
 export function action(one) {
   const [kind, target] = typeof one === "string" ? [one] : Object.entries(one)[0];
-  return kind === "webhook" ? `a webhook to ${target} due` : (DONE[kind] ?? kind);
+  return kind === "webhook" ? `webhook to ${target} due` : (DONE[kind] ?? kind);
 }
 
 /** Words as an enumeration, cut where it gets long. */

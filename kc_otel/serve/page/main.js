@@ -45,17 +45,16 @@ async function look() {
       contracts: contracts.contracts, overview, cells: cells.verdicts, events: events.events.reverse(), decisions, health,
       promotions: promotions.promotions,
     });
-    show(lost ? "The evaluator answers again. " : "");
+    const news = lost ? "The evaluator answers again. " : "";
     lost = 0;
+    show(news);
     if (lateness(overview)) live("lost", overview.at ? `Last evaluated at ${clock(overview.at)}` : "Nothing evaluated yet");
     else live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
     await Promise.all([refreshCell(state), refreshIncident(state), showSparks(state)]);
   } catch (error) {
     lost ||= Date.now() / 1000;
     live("lost", "No answer");
-    document.title = "! no answer · kc-otel";
-    fill(byId("overview-title"), "No evaluator answers");
-    byId("overview-title").className = "fail";
+    unanswered();
     console.warn(error.message);
   }
   showNotices(state, lost);
@@ -91,7 +90,14 @@ function show(news = "") {
   showHealth(narrowed);
   byId("version").textContent = `kc-otel ${state.overview.version}`;
   document.title = title(narrowed.overview);
+  if (lost) unanswered(); // the filter and the address choose from what was
   announce(cells, news);
+}
+
+function unanswered() {
+  document.title = "! no answer · kc-otel";
+  fill(byId("overview-title"), "No evaluator answers");
+  byId("overview-title").className = "fail";
 }
 
 function title(overview) {

@@ -77,7 +77,9 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   if (broken.length && broken.every((one) => one.on === "invalid-input")) return "Sequences fail the input checks";
   if (broken.length) return `${promisesOf(broken)} broken on ${slicesOf(broken)}`;
   if (stray.length) return `${kernel(contracts.find((one) => one.name === stray[0].contract), "inference", stray[0].kernel)} was measured after its rollback`;
-  if (contained.length) return `${promisesOf(contained)} broken on ${slicesOf(contained)}, and contained`;
+  const kept = contained.filter((one) => one.on === "fail");
+  if (kept.length) return `${promisesOf(kept)} broken on ${slicesOf(kept)}, and contained`;
+  if (contained.length) return "Sequences fail the input checks; this is contained";
   if (silent.length) return silent.every((one) => one.state_text === "Ended") ? "A run has ended" : "A kernel has stopped reporting";
   if (Object.keys(health.failures).length) return "Nothing is known to be broken; the evaluator fails";
   if (!overview.at) return "Waiting for the first evaluation";

@@ -261,6 +261,13 @@ def test_what_a_fail_has_decided_is_not_called_resolved(on, first, said):
     assert replace(incident, cells=cells, state=IncidentState.RESOLVED).state_text == said
 
 
+def test_what_a_fail_has_decided_is_over_though_that_orders_a_route():
+    evaluator = Evaluator([{"on": "inconclusive", "do": ["notify"]}, {"on": "fail", "do": [{"route": "train-kernel"}]}])
+    evaluator.tick(0.0, verdict_of("INCONCLUSIVE", slice="code"))
+    found = {incident.on: incident.state_text for incident in evaluator.tick(10.0, fail("code"))}
+    assert found["inconclusive"] == "Decided"
+
+
 def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
     evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan_logprob": 1})
@@ -463,7 +470,10 @@ def test_what_is_contained_stays_so_when_it_is_pinned_to_the_training_kernel_als
     evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "code", "train-kernel", "ada", "sure", 70.0))
     assert evaluator.tick(71.0, fail("code"))[0].state is IncidentState.CONTAINED
     evaluator.traffic = replace(seen, kept=lambda *_: -math.inf, listening=72.0)
-    assert evaluator.tick(73.0, fail("code"))[0].state is IncidentState.CONTAINED
+    (incident,) = evaluator.tick(73.0, fail("code"))
+    assert incident.state is IncidentState.CONTAINED
+    restarted = replace(evaluator.traffic, incidents=(incident,))
+    assert restarted.excuses("code", incident.kernel_inference, lambda where, _: {"code": 70.0}.get(where))
     evaluator.traffic = replace(seen, measured=lambda *_: 72.0, arrived=lambda *_: 72.0)
     assert evaluator.tick(75.0, fail("code"))[0].state is IncidentState.BROKEN
 
@@ -588,7 +598,7 @@ def test_the_wait_for_first_data_says_whether_they_came():
     unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
     for last, said in (
         ([verdict_of("INCONCLUSIVE", slice=slice) for slice in ("all", "code")], "First data arrived"),
-        ([verdict_of("INCONCLUSIVE", slice="all"), verdict_of("NO_DATA")], "First data arrived in part"),
+        ([verdict_of("INCONCLUSIVE", slice="all"), verdict_of("NO_DATA")], "Closed before all data arrived"),
         ([replace(verdict_of("NO_DATA"), status=Status.INVALID_INPUT)], "Closed before valid data arrived"),
         ([verdict_of("PASS", clause="other")], "Closed before valid data arrived"),
         ([], "Closed before valid data arrived"),

@@ -356,6 +356,7 @@ def test_sides_that_are_equal_are_not_two_number_formats():
     with pytest.raises(ValueError, match=r"^0\.npz: no decision: both sides have the same number at every token, but"):
         gated(copied, contract=fp8)
     assert gated(made, contract=fp8).decision.outcome == "advance"
+    assert gated(recording(code=1.0, tasks=("code",)), copied, contract=fp8).decision.outcome == "rollback"
 
 
 def test_a_cap_on_series_leaves_no_slice_of_a_recording_out():

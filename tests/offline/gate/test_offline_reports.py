@@ -118,7 +118,7 @@ def test_an_open_gate_names_the_next_stage(gate):
     kept = f"## ✅ vllm {INFERENCE.fingerprint} keeps policy-7b v3 and may go on to shadow; not judged: lag\n"
     assert markdown(gate("PASS", "PASS")).startswith(kept)
     text = markdown(gate("PASS", "INCONCLUSIVE", terms=GateTerms(slices=("all",))))
-    part = "keeps what was required of policy-7b v3; 1 other verdict does not PASS, so a promotion does not accept this"
+    part = "keeps the required part of policy-7b v3; 1 other verdict does not PASS, so a promotion does not accept this"
     assert text.startswith(f"## ✅ vllm {INFERENCE.fingerprint} {part} evidence; not judged: lag\n")
     assert "❔ (not required) | token-tv | slice s1" in text
     assert "- note: only all had to pass" in text

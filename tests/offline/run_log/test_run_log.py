@@ -115,12 +115,14 @@ def test_steps_that_are_there_again_after_a_resume_are_said(tmp_path):
     again = [{"step": step, "reward": -1.0} for step in range(15, 20)]
     (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*first, *first[:3], *again]))
     assert read_run_log(tmp_path / "run.jsonl", notes.append)["reward"][1][-1] == -1.0
-    said = "5 steps from 15 to 19 have earlier numbers, as after a resume or a restart, which do not count"
+    said = (
+        "earlier numbers of 5 steps from 15 to 19 do not count: they were logged again, as after a resume or a restart"
+    )
     assert notes == [f"{tmp_path}/run.jsonl: {said}"]
     (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in first))
     (tmp_path / "second.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in again))
     read_run_log(tmp_path, notes.append)
-    assert "5 steps from 15 to 19 have earlier numbers" in notes[1]
+    assert "earlier numbers of 5 steps from 15 to 19 do not count" in notes[1]
 
 
 def test_a_restarted_run_is_not_continued_by_the_later_steps_of_the_one_before(tmp_path):
@@ -131,7 +133,7 @@ def test_a_restarted_run_is_not_continued_by_the_later_steps_of_the_one_before(t
     notes = []
     steps, drift = read_run_log(tmp_path / "run.log", notes.append)["rollout_corr/k3_kl"]
     assert (steps[-1], set(drift)) == (45, {2e-3})
-    assert "120 steps from 1 to 120 have earlier numbers" in notes[0]
+    assert "earlier numbers of 120 steps from 1 to 120 do not count" in notes[0]
 
 
 def test_a_resumed_run_is_not_continued_by_the_event_file_of_the_one_before(tmp_path):
