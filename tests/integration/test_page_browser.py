@@ -90,7 +90,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
     assert "to the training kernel" in said
     assert "pager" in said
     browser.wait("document.querySelector('#events').innerText.includes('Then:')")
-    assert "a webhook to pager due" in browser.evaluate("document.querySelector('#events').innerText")
+    assert "webhook to pager due" in browser.evaluate("document.querySelector('#events').innerText")
     assert f"vllm 2 int8 ({BAD.fingerprint})" in said
     assert browser.evaluate("document.title").startswith("◐ 1 contained")
     assert browser.evaluate("document.querySelector('#contracts [role=img]').ariaLabel") == "Contained"
@@ -536,6 +536,8 @@ def test_a_lost_evaluator_is_said_and_found_again_with_its_past(browser, serve, 
     assert browser.evaluate("document.querySelector('#live-text').textContent") == "No answer"
     assert browser.evaluate("document.querySelector('#overview-title').textContent") == "No evaluator answers"
     assert browser.evaluate("document.title").startswith("! no answer")
+    browser.evaluate("document.querySelector('#query').dispatchEvent(new Event('input'))")
+    assert browser.evaluate("document.querySelector('#overview-title').textContent") == "No evaluator answers"
     serve("--api-port", port)
     browser.wait("!document.querySelector('main.stale')", 40.0)
     assert browser.evaluate("document.querySelector('#notices').innerText") == ""
