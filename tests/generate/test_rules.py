@@ -33,9 +33,8 @@ def test_invalid_input_is_counted_over_the_contracts_window(policy):
     (alert,) = (alert for alert in alert_steps(policy) if alert.clause is None)
     kernels = "kc_kernel_train, kc_kernel_inference"
     failed = 'kc_input_invalid_total{kc_contract="policy-7b", kc_slice=~"all|"}'
-    assert expression(alert) == (
-        f"sum by ({kernels}) (({failed} unless last_over_time({failed}[1d] offset 5m)) or increase({failed}[5m])) > 0"
-    )
+    first = f"last_over_time({failed}[5m]) unless last_over_time({failed}[1d] offset 5m)"
+    assert expression(alert) == f"sum by ({kernels}) (({first}) or increase({failed}[5m])) > 0"
     assert alert_rule(alert)["labels"]["kernel_inference"] == "{{ $labels.kc_kernel_inference }}"
 
 
