@@ -92,8 +92,7 @@ def promote(
         found = follow(url, path)
     else:
         found = get(url, path)
-        lines = [line for line in _lines(found) if not (orders and line.startswith("  waits: "))]  # as of before
-        show(lines, found, as_json=as_json)
+        show(_lines(found, waits=not orders), found, as_json=as_json)  # what it waits for was evaluated before an order
     if save is not None:
         _save(url, path, save)
     if orders and not watch:
@@ -124,7 +123,7 @@ def _look(url: str, contract: str, kernel: str, *, as_json: bool) -> None:
     raise typer.Exit(3)
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
+def _lines(found: dict[str, Any], *, waits: bool = True) -> list[str]:
     kernel, share = found["kernel"], f"{100 * found['share']:g}% of the requests"
     if found["status"] == "rolled-back":
         promote = f"kc-otel promote {found['contract']} {kernel}"
@@ -146,7 +145,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     failing = found["failed_windows"]
     if failing:
         lines.append(f"  {failing} of {found['failure_limit']} failing windows until it is rolled back")
-    lines += [f"  waits: {reason}" for reason in found["missing"] if "windows have passed" not in reason]
+    lines += [f"  waits: {reason}" for reason in found["missing"] if waits and "windows have passed" not in reason]
     if found["approved"]:
         lines.append(f"  approved by a person: {', '.join(found['approved'])}")
     if found["elsewhere"] and found["elsewhere"] not in "".join([found["reason"], *lines]):

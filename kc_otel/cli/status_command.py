@@ -16,7 +16,17 @@ from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, troubles
 from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time
-from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, NEXT_DUE, RUN_ENDED, listed, number, place, together
+from kc_otel.contract.words import (
+    FAILS_CHECKS,
+    MEASURED_LATER,
+    NEXT_DUE,
+    NOTIFYING,
+    RUN_ENDED,
+    listed,
+    number,
+    place,
+    together,
+)
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _MEASURED = frozenset({"PASS", "INCONCLUSIVE", "FAIL"})
@@ -27,7 +37,6 @@ _MAX_INCIDENTS = 6
 _MAX_ROWS = 20
 _MAX_DETAILED = 2
 _MAX_ACTIONS = 4
-_MESSAGES = frozenset({"notify", "webhook"})
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "unproven": "magenta"}
 
 
@@ -180,7 +189,7 @@ def _incidents(
         if index >= _MAX_DETAILED:
             continue
         # Where there is no room for all, what was done matters more than who was told.
-        told = sorted(incident["actions"], key=lambda action: action["kind"] not in _MESSAGES)
+        told = sorted(incident["actions"], key=lambda action: action["kind"] not in NOTIFYING)
         done = [action for action in told if action["in_force"] is not False][-_MAX_ACTIONS:]
         done.sort(key=itemgetter("at"))
         lines += [Text(f"  {_time_of(action['at'], now)}  {action['text']}", style="dim") for action in done]

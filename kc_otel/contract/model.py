@@ -364,6 +364,8 @@ def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str
     ('kv_cache_dtype fp8 is declared, and auto reported',)
     >>> declared_otherwise(KernelSpec(engine="vllm", kv_cache_dtype="bfloat16"), {"kv_cache_dtype": "auto"})
     ()
+    >>> declared_otherwise(KernelSpec(engine="vllm", kv_cache_dtype="turboquant_k8v4"), {"kv_cache_dtype": "auto"})
+    ('kv_cache_dtype turboquant_k8v4 is declared, and auto reported',)
     """
     found = []
     for name in _DECLARED:
@@ -399,7 +401,7 @@ def declared_apart(specs: KernelSpecs, fields: tuple[str, ...] = _DECLARED) -> b
     return False
 
 
-def cache_is_the_checkpoints(spec: KernelSpec) -> bool:
+def cache_may_be_the_checkpoints(spec: KernelSpec) -> bool:
     """Return True if vLLM's `auto` may be another format than the model's: llm-compressor's checkpoints name one."""
     return _plain(spec.quantization or "").startswith("compressed_tensors")
 
@@ -407,8 +409,8 @@ def cache_is_the_checkpoints(spec: KernelSpec) -> bool:
 def _caches_differ(ours: str, theirs: str, dtype: str | None) -> bool:
     """Return whether two formats of a cache are known to differ; `auto` is that of a model that computes in `dtype`."""
     formats = [_cache(name, dtype) for name in (ours, theirs)]
-    if None in formats:  # a model's own, which is never of eight bits
-        return any(name is not None and name.startswith(("fp8", "int8", "nvfp4")) for name in formats)
+    if None in formats:  # a model's own, which is none that a cache alone is kept in
+        return not {*formats} <= {None, *_SHORT_DTYPES.values()}
     return formats[0] != formats[1]
 
 

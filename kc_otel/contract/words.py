@@ -20,6 +20,8 @@ NOTHING_TO_MEASURE: Final = "nothing to measure"
 sampled by older weights."""
 NEXT_DUE: Final = "next report due by"
 """First words of a NO_DATA cell's reason where each recorder shut down cleanly and the next job is not due yet."""
+NOTIFYING: Final = frozenset({"notify", "webhook"})
+"""Actions that only tell people."""
 MEASURED_LATER: Final = "it may still serve, or what it had answered before is measured late"
 """Explanation of measurements of a version after its rollback."""
 ABOVE_RECENTLY: Final = "recent observations are above"

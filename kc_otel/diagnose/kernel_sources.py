@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.contract.model import KernelSpec, KernelSpecs, cache_is_the_checkpoints, declared_otherwise
+from kc_otel.contract.model import KernelSpec, KernelSpecs, cache_may_be_the_checkpoints, declared_otherwise
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.captures import Capture, CapturedSequence, kept_positions, projected, read_capture, relative_error
 from kc_otel.diagnose.located import NotComparableError
@@ -87,7 +87,7 @@ def capture_of(path: Path, spec: KernelSpec) -> Capture:
     found = read_capture(path)
     options = dict(option.split("=", 1) for option in found.kernel.split(", ") if "=" in option)
     asked = options.get("kv_cache_dtype", "auto")
-    if not found.kernel.startswith(VLLM) or (asked == "auto" and cache_is_the_checkpoints(spec)):
+    if not found.kernel.startswith(VLLM) or (asked == "auto" and cache_may_be_the_checkpoints(spec)):
         return found
     if said := declared_otherwise(spec, {"kv_cache_dtype": asked, "dtype": spec.dtype or ""}):
         how = "capture it with --engine kv_cache_dtype=VALUE, or correct the contract"

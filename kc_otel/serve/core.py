@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
-from kc_otel.contract.words import place
+from kc_otel.contract.words import NOTIFYING, place
 from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import Alert, People, PolicyState
 from kc_otel.judge.escalation.escalate import (
@@ -53,7 +53,7 @@ from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.durable_sink import Inbox, TrafficRecording
-from kc_otel.serve.history import NOTIFYING, CellHistory, EventLog
+from kc_otel.serve.history import CellHistory, EventLog
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.escalation_store import EscalationStore

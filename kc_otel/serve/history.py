@@ -23,6 +23,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from kc_otel.contract.words import NOTIFYING
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.escalate import MessageReason
 from kc_otel.judge.escalation.webhook_body import summary
@@ -215,7 +216,6 @@ class CellHistory:
 
 Names = Mapping[tuple[str, str], str]
 """`kernel_names` of a contract."""
-NOTIFYING: Final = frozenset({"notify", "webhook"})
 _NO_NAMES: Final[Names] = MappingProxyType({})
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS events (

@@ -37,8 +37,9 @@ _STEPS: Final = (
 )  # fmt: skip
 """Names of a row's step: the trainer's, and last the logger's, which counts rows (Open-Instruct's global_step counts
 episodes beside its training_step)."""
-_SAMPLED: Final = ("token_ids", "train_logprobs", "trainer_logprobs")
-"""Lists of a rollout's tokens."""
+_TOKENS: Final = ("token_ids", "train_logprobs", "trainer_logprobs")
+_TEXTS: Final = ({"input", "output"}, {"prompt", "completion"})
+"""Keys of a rollout: lists of its tokens, and its texts, as verl and TRL name them."""
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
 _CONSOLE_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
 _MAX_FILE_BYTES: Final = 1 << 30
@@ -86,21 +87,25 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
 def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar], *, in_order: bool = False) -> set[int]:
     """Add scalars; returns the steps of those that had another number before.
 
-    Of scalars in the order in which they were logged, a step that has another number than before begins the run anew
-    from there: what had come later is not of this run.
+    Of scalars in the order in which they were logged, two earlier steps in a row that have other numbers than before
+    begin the run anew from there: what had come later is not of this run. One alone is evaluated again.
     """
     repeated: set[int] = set()
+    went_back: set[str] = set()
     newest = {name: max(by_step) for name, by_step in into.items()}
     for step, name, value in scalars:
         if not -_MAX_STEP < step < _MAX_STEP:
             raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
         known = into.setdefault(name, {})
         if not _agree(known.get(step, value), value):
-            later = [at for at in known if at > step] if in_order and step < newest[name] else []
+            anew = in_order and step < newest[name] and name in went_back
+            later = [at for at in known if at > step] if anew else []
             repeated.update((step, *later))
             for at in later:
                 del known[at]
-            newest[name] = step
+            if anew:
+                newest[name] = step
+        (went_back.add if step < newest.get(name, step) else went_back.discard)(name)
         newest[name] = max(newest.get(name, step), step)
         known[step] = value
     return repeated
@@ -187,9 +192,8 @@ def _rows(rows: Iterable[Any]) -> Iterator[Scalar]:
 
 
 def _is_rollout(row: Mapping[str, Any]) -> bool:
-    """Return True for a rollout beside a log: its tokens, or its texts as verl and prime-rl write them."""
-    texts = isinstance(row.get("output"), str) and "input" in row
-    return texts or "completion" in row or any(isinstance(row.get(name), list) for name in _SAMPLED)
+    """Return True for a rollout that lies beside a log."""
+    return any(row.keys() >= keys for keys in _TEXTS) or any(isinstance(row.get(name), list) for name in _TOKENS)
 
 
 def _is_step(name: str) -> bool:

@@ -19,7 +19,7 @@ from kc_otel.contract.model import (
     NUMBER_FORMATS,
     OTHERWISE_REMEDY,
     KernelSpec,
-    cache_is_the_checkpoints,
+    cache_may_be_the_checkpoints,
     declared_otherwise,
 )
 from kc_otel.contract.slices import Scalar
@@ -163,7 +163,7 @@ class CompletionClient:
         if response.is_success:
             text = response.text
             served = protocol.number_formats(_json(response)) if self._generates else protocol.cache_format(text)
-        if served.get("kv_cache_dtype") == "auto" and cache_is_the_checkpoints(declared):
+        if served.get("kv_cache_dtype") == "auto" and cache_may_be_the_checkpoints(declared):
             del served["kv_cache_dtype"]  # vLLM's front end does not hear of it
         if said := declared_otherwise(declared, formats | served):
             raise RefusedError(f"{self.endpoint}: {'; '.join(said)}; {OTHERWISE_REMEDY}")

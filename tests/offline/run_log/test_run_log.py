@@ -136,6 +136,14 @@ def test_a_restarted_run_is_not_continued_by_the_later_steps_of_the_one_before(t
     assert "earlier numbers of 120 steps from 1 to 120 do not count" in notes[0]
 
 
+def test_an_old_step_that_is_evaluated_again_is_no_restart(tmp_path):
+    rows = [{"step": step, "reward": value} for step, value in [*((at, 0.5) for at in range(40)), (10, 0.9), (40, 0.5)]]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    steps, reward = read_run_log(tmp_path / "log.jsonl")["reward"]
+    assert steps.tolist() == list(range(41))
+    assert reward[10] == 0.9
+
+
 def test_a_resumed_run_is_not_continued_by_the_event_file_of_the_one_before(tmp_path):
     for number, (drift, steps) in enumerate(((8e-3, range(1, 121)), (2e-3, range(101, 107)))):
         content = b"".join(event(step, b"rollout_corr/k3_kl", drift) for step in steps)
