@@ -9,6 +9,8 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.load import load_text
+from kc_otel.contract.words import moment
+from kc_otel.judge.escalation.webhook_body import rfc3339
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
@@ -712,3 +714,17 @@ def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(m
     (end,) = fleet.ends()
     assert fleet.core.incidents() == ()
     assert "without proof of recovery: ada closed incident" in end
+
+
+def test_a_breach_that_comes_again_after_a_pause_lasts_since_then(fleet):
+    """An unproven incident that is broken again was quiet in between, and a message says when it broke first."""
+    fleet.run(600, healthy=0.001)
+    quiet_until = fleet.now
+    assert fleet.run(30, broken=0.4, healthy=0.001) == [IncidentState.BROKEN]
+    (incident,) = client_of(fleet.core).get("/api/v1/incidents").json()["incidents"]
+    assert quiet_until < incident["since"] <= fleet.now
+    assert incident["cells"][0]["since"] < quiet_until - 600
+    body = fleet.told()[-1]
+    assert body["kernelContract"]["incident"]["since"] == rfc3339(incident["since"])
+    again = f"Again since {moment(incident['since'])}, for the first time {moment(incident['cells'][0]['since'])}."
+    assert again in body["alerts"][0]["annotations"]["description"]

@@ -139,7 +139,7 @@ def _incident(facts: _Facts, incident: Incident) -> dict[str, Any]:
         "done": list(facts.done),
         "headline": incident.headline + pair_name(facts.names, train, inference),
         "extents": [f"{clause}: {text}" for clause, text in incident.extents],
-        "since": rfc3339(incident.since),
+        "since": rfc3339(incident.lasting_since),
         "until": None if until is None else rfc3339(until),
         "slices": len(incident.slices),
         "grew": incident.growth_text,
@@ -300,13 +300,14 @@ def _lasted(edge: Alert) -> str:
 def _since(edge: Alert, incident: Incident | None) -> str:
     """Say since when it has been so; of a version that was rolled back, when, and when it was measured later."""
     if edge.step != ROLLED_BACK:
-        rows = () if incident is None else incident.cells
-        onsets = [row.since for row in rows if (row.clause, row.slice) == edge.cell.place]
-        since = moment(min([edge.started_at, *onsets]))
+        row = None if incident is None else incident.cell(*edge.cell.place)
+        since = moment(edge.started_at if row is None else min(edge.started_at, row.since))
+        broken_again = edge.started_at if edge.again else row and row.again
         if edge.on == "no-data":  # silence began before: it is news once a report is overdue
             return f"Missed since {since}."
-        again = f"Again since {moment(edge.started_at)}, for the first time " * edge.again
-        return f"{again or 'Since '}{since}."
+        if broken_again:
+            return f"Again since {moment(broken_again)}, for the first time {since}."
+        return f"Since {since}."
     if _alert_kind(edge) == ROLLED_BACK:
         return f"Since {moment(edge.started_at)}."
     done = () if incident is None else incident.actions

@@ -83,6 +83,8 @@ class BrokenCell:
     """Whether the contract in force measures nothing of it: it has no such clause, or another of that name."""
     stricter: float | None = None
     """Smallest limit that it broke, where `limit` was raised to another that it broke too; None where it was not."""
+    again: float | None = None
+    """Since when it is broken again, where a window in which nothing showed it came before; None where none did."""
 
     @property
     def over(self) -> bool:
@@ -368,6 +370,15 @@ class Incident:
     def since(self) -> float:
         """Unix time at which the first cell broke, seconds."""
         return min(cell.since for cell in self.cells)
+
+    @property
+    def lasting_since(self) -> float:
+        """Unix time of its onset, seconds; where something of it is broken again, of that after the last pause."""
+        start = math.inf
+        for cell in sorted(self.cells, key=lambda cell: math.inf if cell.until is None else cell.until, reverse=True):
+            if cell.until is None or cell.until >= start or math.isinf(start):
+                start = min(start, cell.since if cell.again is None else cell.again)
+        return start
 
     @property
     def growth(self) -> tuple[tuple[float, int], ...]:

@@ -254,6 +254,9 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
     if broken is not None:
         unheard = tick.traffic.unheard(Cell(tick.contract.name, *place, *key[1:]))
         row = _broken_row(before, place, *broken, quantity, unheard=unheard)
+        shown_until = before and (before.at if before.until is None and before.held else before.until)
+        if shown_until and not row.held and tick.now - shown_until >= tick.contract.observability.window:
+            row = replace(row, again=tick.now)
     else:
         assert before is not None
         row = before if before.until is not None else replace(before, until=tick.now)
@@ -291,7 +294,7 @@ def _broken_row(
             peak, peak_at = before.peak, before.peak_at
     return BrokenCell(
         *place, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at, held=held,
-        doubted=doubted, quantity=quantity, stricter=stricter,
+        doubted=doubted, quantity=quantity, stricter=stricter, again=None if before is None else before.again,
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class IncidentView(View):
     extents: list[tuple[str, str]]
     """(clause, how bad it is where it is worst), the worst clause first."""
     since: float
+    """Unix time of its onset; where it is broken again after a pause, of the end of that."""
     went_away: bool
     """True if it is unproven: nothing of it has been broken for a window, and nothing shows that users are safe. A
     route or a pin that does not contain it may remain."""
@@ -142,6 +143,7 @@ def _view(core: Core, incident: Incident, *, whole: bool = False) -> IncidentVie
     return IncidentView.of(
         incident,
         state_text=core.state_text(incident),
+        since=incident.lasting_since,
         went_away=core.fell_silent(incident),
         contained=incident.contained_at,
         until=incident.resolved_at,
