@@ -409,6 +409,7 @@ class Core:
             body = alert_body(
                 contract,
                 message,
+                at=now,
                 external_url=self.external_url,
                 lifting=() if incident is None else lifting_commands(incident, decisions),
                 done=[action.text for action in done if action.kind not in _NOT_TOLD_ACTIONS],

@@ -16,4 +16,5 @@ def body_of(
 ) -> dict[str, Any]:  # fmt: skip
     """The body that the endpoint `pager` gets about these alerts; for no reason, that of the first of them."""
     why = MessageReason(reason or edges[0].phase.value)
+    more.setdefault("at", max(edge.at for edge in edges))
     return alert_body(contract, IncidentMessage("pager", why, incident, tuple(edges), lasting), **more)

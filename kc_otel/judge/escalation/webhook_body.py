@@ -78,6 +78,7 @@ def alert_body(
     contract: Contract,
     message: IncidentMessage,
     *,
+    at: float,
     external_url: str = "",
     done: Sequence[str] = (),
     lifting: Sequence[str] = (),
@@ -85,9 +86,10 @@ def alert_body(
 ) -> dict[str, Any]:
     """One webhook about one contract, a JSON object; equal arguments give equal bytes through `encode`.
 
-    `external_url` is the evaluator's base URL as people reach it; links are empty without it. `done` are the actions
-    taken on the incident in words, oldest first, which every format has before all numbers, and `lifting` the commands
-    that end the routes and pins left of it: the last message names them.
+    `at` is the Unix time of what it says, in seconds: it may be delivered much later. `external_url` is the evaluator's
+    base URL as people reach it; links are empty without it. `done` are the actions taken on the incident in words,
+    oldest first, which every format has before all numbers, and `lifting` the commands that end the routes and pins
+    left of it: the last message names them.
     """
     facts = _Facts(contract, message, external_url.rstrip("/"), kernel_names(kernels), done, lifting)
     edges, incident, note = message.alerts, message.incident, links_note(facts.base)
@@ -96,7 +98,7 @@ def alert_body(
     following = _first_action(facts, edges) if firing else _lifting_sentence(lifted)
     alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
     for alert in alerts:
-        alert["annotations"]["description"] += f" {note}" * bool(note)
+        alert["annotations"]["description"] += f" As of {moment(at)[:16]} UTC." + f" {note}" * bool(note)
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
     return {
         "version": "4",
@@ -117,6 +119,7 @@ def alert_body(
             "owner": contract.metadata.owner,
             "description": contract.metadata.description,
             "reason": message.reason.value,
+            "at": rfc3339(at),
             "incident": None if incident is None else _incident(facts, incident),
             "impact": _impact(facts, edges),
             "next": following,

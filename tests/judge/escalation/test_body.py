@@ -76,7 +76,7 @@ def test_description_says_the_numbers_in_plain_words(contract, edges):
         "version back or pin the slice to the training kernel. "
         "Mean of tv_token is 0.0123, between 0.0101 and 0.014 at 99% confidence, from 3,482 observations in the last "
         "5m; the limit is 0.004. On average, chance alone raises such an alert at most once in 30d in the whole "
-        "contract."
+        "contract. As of 2023-11-14 22:13 UTC."
     )
 
 

@@ -165,7 +165,9 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
         "policy-7b: Requests on slices s0, s1, s10 and 42 more are answered by a kernel that has drifted too far from "
         "the trained one."
     )
-    assert payload["summary"] == (f"{suffered} token-tv is above its limit {where}, since 2023-11-14 22:13 UTC.")
+    assert payload["summary"] == (
+        f"{suffered} token-tv is above its limit {where}, since 2023-11-14 22:13 UTC. As of 2023-11-14 22:13 UTC."
+    )
     assert (payload["source"], payload["severity"]) == (f"vllm 0.32 fp8 ({'b' * 12})", "critical")
     assert events[0]["links"][0] == {"href": f"https://kc.example/#/incident/{begun.id}", "text": "incident"}
     whole = [json.loads(body) for body in bodies]
@@ -185,3 +187,16 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
     assert evidence
     assert evidence in json.dumps(attachment["blocks"])
     assert payload["custom_details"]["evidence"] == evidence
+
+
+def test_a_message_says_when_it_was_written(contract, make_verdict):
+    """It may be delivered an hour later, and what it says may have changed by then."""
+    _, fired, begun = begun_of(contract, [make_verdict("FAIL", slice="code")])
+    said = "As of 2023-11-14 23:30 UTC."
+    for incident in (begun, None):
+        body = body_of(contract, fired, incident=incident, lasting=1, at=AT + 4600)
+        assert body["alerts"][0]["annotations"]["description"].endswith(said)
+        for text in (sent("slack", encode(body)), sent("pagerduty", encode(body), key="R" * 32)):
+            assert json.dumps(text).count(said) == 1
+        earlier = {**body, "kernelContract": {name: of for name, of in body["kernelContract"].items() if name != "at"}}
+        assert sent("slack", encode(earlier)), "a message that an earlier release has left in the outbox"
