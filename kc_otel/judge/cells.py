@@ -81,6 +81,8 @@ class Current(NamedTuple):
     """Pairs of which each recorder shut down cleanly, and when the next report is due, in words."""
     untimely: str
     """A sender's clock error, in words; empty where the clock seems right."""
+    outage: str
+    """Time within the long window in which the evaluator did not listen, in words; empty for none."""
     invalid: Mapping[Where, str]
     """Reasons why input is no sample of the kernels, or why there is none; the slice is empty where those of the
     sequences are unknown."""
@@ -101,6 +103,9 @@ class SilentPairs:
         self._known: dict[Pair, float | None] = {}
         grid = state.grids[LONG]
         self.oldest = grid.window(now)[0] * grid.width
+        before, since = listening.before, listening.since
+        away = before > -math.inf and since - before > state.contract.observability.heartbeat and since > self.oldest
+        self.outage = f"the evaluator did not listen from {moment(before)} to {moment(since)}" if away else ""
         self.otherwise: dict[tuple[str, str], str] = {}
         self.unmeasured: dict[str, dict[str, str]] = {}
         here = f"the evaluator has version {state.contract.metadata.version}"
@@ -168,7 +173,8 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
         for slice in state.contract.slices_for(clause)
     }
     waits = {pair: due for pair in every if (due := silence.due(pair))}
-    return Current(every, first, absence, fallen, waits, untimely, invalid, otherwise, silence.oldest, state.version)
+    outage, oldest, version = silence.outage, silence.oldest, state.version
+    return Current(every, first, absence, fallen, waits, untimely, outage, invalid, otherwise, oldest, version)
 
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Evidence]:
@@ -193,7 +199,7 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Eviden
         absence = next(iter(of.silence.values()), "")
         if not absence and not present:
             absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
-            absence += f"; {of.untimely}" if of.untimely else ""
+            absence += "".join(f"; {said}" for said in (of.outage, of.untimely) if said)
             absence += next((f"; {said}" for (name, _), said in of.otherwise.items() if name == slice), "")
             if stale:
                 absence += f", but of older weights; {_LIMIT_STALE}"

@@ -299,7 +299,7 @@ class Evaluator:
         """Return True if no kernel pair of a contract has reported for longer than its usual gap."""
         state = self.states[contract]
         heartbeat = state.contract.observability.heartbeat
-        return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
+        return all(self._silence(now)(heard.last) > heard.patience(heartbeat) for heard in state.heard.values())
 
     def silent_recorders(self, contract: str, version: str, now: float) -> tuple[int, str]:
         """Count the recorders of a kernel version that fell silent without a word while others report, and name them.

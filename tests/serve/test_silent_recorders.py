@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.cli.status_command import _exit_code
 from kc_otel.contract.load import load_text
-from kc_otel.contract.words import NEXT_DUE
+from kc_otel.contract.words import NEXT_DUE, moment
 from kc_otel.judge.incidents.incident import NOT_PROVEN, IncidentState
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
@@ -809,3 +809,35 @@ def test_a_canary_is_not_missed_beside_the_training_kernel_that_was_replaced(fle
     assert {key.kernel_train for key in fleet.core.evaluator.states["policy"].series} == {new}
     fleet.feed(600, lambda: both(fleet, canary=canary, healthy=healthy)[1:])
     assert statuses(fleet) == {(new, TRIED): Status.NO_DATA, (new, "b" * 12): Status.PASS}
+
+
+@pytest.mark.parametrize("gap", [65.0, 400.0])
+def test_an_outage_of_the_evaluator_is_no_silence_of_what_it_did_not_hear(make_fleet, gap):
+    """No incident begins and ends with it, also of a contained slice; a cell that lacks data says that it was away."""
+    fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]", text=SLICED)
+
+    def run(seconds: float, code: float | None, *, routed: bool = True) -> None:
+        for _ in range(round(seconds / STEP)):
+            if routed:
+                route_kept(fleet.core, fleet.now, "code", versions=["b" * 12])
+            fleet.run(STEP, broken={"code": code, "prose": 0.001, "all": 0.001})
+
+    run(60, 0.001, routed=False)
+    run(40, 0.4, routed=False)
+    run(270, None)
+    assert fleet.states() == [IncidentState.CONTAINED]
+    fleet.close()
+    before = fleet.now
+    fleet.now += gap
+    fleet.begin()
+    fleet.core.tick(fleet.now + 1.0)
+    reasons = {verdict.cell.slice: verdict.reason for verdict, _ in fleet.core.history.cells()}
+    away = f"; the evaluator did not listen from {moment(before)} to {moment(fleet.now + 1.0)}"
+    absent = ["code"] if gap < 300 else ["all", "code", "prose"]
+    assert [slice for slice in sorted(reasons) if reasons[slice].endswith(f" in 5m{away}")] == absent
+    assert fleet.states() == [IncidentState.CONTAINED]
+    run(50, None)
+    assert fleet.states() == [IncidentState.CONTAINED]
+    assert [
+        event.message for event in fleet.core.events.newest(limit=1000, verdicts=False) if event.kind == "over"
+    ] == []

@@ -216,8 +216,9 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> 
     for verdict in selected(tick.verdicts, _BREAKING_STATUSES):
         cell, place = verdict.cell, verdict.cell.place
         key = (_BREAKING_STATUSES[verdict.status], *cell.pair)
-        # A cell that nobody has ever reported to is not broken: there is nothing yet.
-        heard = cell.kernel_inference and (verdict.observed or (key, place) in broken_before)
+        # A cell that nobody has reported to is not broken: there is nothing yet, or the evaluator was away.
+        told = verdict.observed and tick.now - tick.traffic.listening >= tick.traffic.heartbeat
+        heard = cell.kernel_inference and (told or (key, place) in broken_before)
         if verdict.status is Status.FAIL or (
             heard and not verdict.wakes_nobody and not tick.excuses(cell.slice, cell.kernel_inference)
         ):
