@@ -400,9 +400,10 @@ class Incident:
 
     @property
     def headline(self) -> str:
-        """Subject and scope of the incident, as a sentence; it names what of it alone went away without proof."""
-        over = [cell for cell in self.cells if cell.until is not None and not cell.refuted]
-        gone = [cell for cell in over if self.unproven(cell.clause, cell.slice)]
+        """Subject and scope of the incident, as a sentence; it names what of it alone is not shown and not refuted."""
+        shown = self.shown
+        over = [cell for cell in self.cells if (cell.doubted and cell.held if cell.until is None else not cell.refuted)]
+        gone = [cell for cell in over if (shown or cell.until is not None) and self.unproven(cell.clause, cell.slice)]
         if not gone or len(gone) == len(self.cells):
             return self._what_broke
         where = dict.fromkeys(

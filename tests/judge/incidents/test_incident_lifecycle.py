@@ -160,6 +160,17 @@ def test_what_only_the_alert_holds_is_told_as_it_was():
     assert states == [IncidentState.BROKEN, IncidentState.BROKEN, IncidentState.RESOLVED], "once `clear_for` is over"
 
 
+@pytest.mark.parametrize("slice", ["code", "all"])
+def test_what_only_an_alert_holds_and_nothing_refutes_is_named_beside_what_is_broken(slice):
+    """A slice that is kept away from the kernel, say, or all traffic, beside another that is above its limit."""
+    evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
+    evaluator.tick(0.0, fail(slice))
+    found = evaluator.tick(60.0, verdict_of("NO_DATA", slice=slice), fail("prose"))
+    where = "all traffic" if slice == "all" else slice
+    headline = f"token-tv is above its limit on prose; unproven on {where}"
+    assert [incident.headline for incident in found if incident.on == "fail"] == [headline]
+
+
 def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery():
     for since in ("INCONCLUSIVE", "NO_DATA"):
         evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
