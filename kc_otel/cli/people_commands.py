@@ -193,7 +193,8 @@ def events(
             due = ", ".join(map(_action, event["data"]["actions"]))
             message += "; silenced" * bool(event["data"].get("silenced")) + f"; due: {due}" * bool(due)
         lines.append(f"{local_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
-    show(lines or ["nothing has happened yet"], found, as_json=as_json)
+    # The end of a cell's alerts is the same for each step of the ladder.
+    show([*dict.fromkeys(lines)] or ["nothing has happened yet"], found, as_json=as_json)
 
 
 def _alert_line(alert: dict[str, Any]) -> str:

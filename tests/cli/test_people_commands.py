@@ -183,6 +183,16 @@ def test_a_contract_that_is_not_served_is_an_error_of_every_list(kc):
         assert (code, "404: no contract 'polcy'; there are policy" in said) == (2, True), words
 
 
+def test_an_end_that_is_the_same_for_each_step_of_the_ladder_is_one_line(command, monkeypatch):
+    ends = [
+        {"at": 1.0, "kind": "resolved", "contract": "policy", "message": f"policy: token-tv on {slice} is closed"}
+        for slice in ("code", "code", "prose")
+    ]
+    monkeypatch.setattr("kc_otel.cli.people_commands.get", lambda *_, **__: {"events": ends})
+    shown = command("events", "route")("events")[1]
+    assert [line.rpartition(" on ")[2] for line in shown.splitlines()] == ["code is closed", "prose is closed"]
+
+
 @pytest.mark.slow
 def test_what_nobody_judges_any_more_is_no_all_clear(running):
     """Verdicts that stand where they stood are told as such, with what fails, and are not exit code 0."""

@@ -139,18 +139,20 @@ def test_what_is_told_in_one_line_of_many_alerts_or_cells_is_true_of_each(browse
     ends = [("tv", "code", contained), ("tail", "code", contained), ("tv", "all", over)]
     events = [
         {
-            "kind": "resolved", "at": 1, "contract": "policy", "data": {"clause": clause, "slice": slice},
+            "kind": "resolved", "at": 1, "contract": "policy",
+            "data": {"clause": clause, "slice": slice, "severity": step, "actions": [step]},
             "message": f"policy: {clause} on {'all traffic' if slice == 'all' else f'slice {slice}'}{end}",
         }
         for clause, slice, end in ends
+        for step in ("warning", "critical")
     ]  # fmt: skip
     lines = browser.evaluate(
         "import('/page/events.js').then(({ grouped, eventLine }) => "
         f"grouped({json.dumps(events)}).map((one) => eventLine(one, false).lastChild.textContent.trim()))"
     )
     assert lines == [
-        "resolved tv and tail on code are contained: routers avoid the kernel, which is not repaired (2 alerts)",
-        "resolved tv on all traffic is resolved",
+        "resolved tv and tail on code are contained: routers avoid the kernel, which is not repaired (4 alerts)",
+        "resolved tv on all traffic is resolved (2 alerts)",
     ]
     fired = [
         {

@@ -25,7 +25,8 @@ export function grouped(events) {
   for (const event of events) {
     const { clause, slice, severity, on, actions } = event.data;
     const together = (event.kind === "firing" || event.kind === "resolved") && clause && slice && !event.data.silenced;
-    const key = JSON.stringify([event.contract, event.kind, event.at, severity, on, actions, event.kind === "resolved" && around(event)]);
+    const how = event.kind === "resolved" ? around(event) : [severity, actions]; // each step of the ladder ends alike
+    const key = JSON.stringify([event.contract, event.kind, event.at, on, how]);
     if (together && open.has(key)) open.get(key).push(event);
     else {
       const members = [event];
@@ -50,7 +51,8 @@ function said(members, several) {
   const slices = listed([...new Set(members.map((one) => place(one.data.slice)))]);
   if (event.kind === "resolved") {
     const [before, after = ""] = around(event);
-    return `${of}${before}${after && `${clauses} on ${slices}${after.replace(/^ is /, " are ")}`} (${members.length} alerts)`;
+    const end = members.every((one) => one.message === event.message) ? after : after.replace(/^ is /, " are ");
+    return `${of}${before}${after && `${clauses} on ${slices}${end}`} (${members.length} alerts)`;
   }
   const what = WHAT[event.data.on] ?? "broken:";
   return `${of}${what} ${clauses} on ${slices} (${members.length} alerts)`;
