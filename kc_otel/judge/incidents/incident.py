@@ -496,7 +496,8 @@ def actions_taken(
 def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...]:
     """Return the commands that end the routes and pins left on an incident's slices."""
     slices = {cell.slice for cell in incident.cells}
-    routed = [route.slice for route in routes_of(incident, slices, table)]
+    # A route is a breach's, whatever else ends of the same kernel.
+    routed = [route.slice for route in routes_of(incident, slices, table) if incident.on == "fail"]
     pinned = [
         pin.slice
         for pin in table.pins

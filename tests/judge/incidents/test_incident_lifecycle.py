@@ -807,6 +807,15 @@ def test_pins_decide_who_meets_a_broken_kernel_before_routes_do(ladder, slice, k
         assert [route.since for route in evaluator.table.routes] == [100.0]
 
 
+def test_the_end_of_invalid_input_advises_to_lift_no_route_of_a_breach_beside_it():
+    evaluator = Evaluator([*ROUTING, {"on": "invalid-input", "do": ["notify"]}])
+    found = evaluator.tick(0.0, fail("all"), invalid={"nan_logprob": 3})
+    assert {incident.on for incident in found} == {"fail", "invalid-input"}
+    for incident in (*found, *evaluator.tick(10.0, fail("all"), verdict_of("PASS", slice="code"))):
+        resume = ["kc-otel route resume policy-7b --slice all --why '...'"] * (incident.on == "fail")
+        assert [*lifting_commands(incident, evaluator.table)] == resume
+
+
 def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kernel():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("all"))
