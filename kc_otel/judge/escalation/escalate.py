@@ -497,6 +497,9 @@ def _due_message(
     ready, ended, away = ([told.alert for told, what in rows if what == of] for of in ("firing", "ended", "unproven"))
     lasting = any(told.known and what != "ended" for told, what in rows)
     over = bool(ended) and not lasting and not ready
+    if over and not contained and any(not told.known for told, _ in rows):
+        # A receiver closes the incident on its end, so that waits for what a silence keeps from it.
+        return replace(group, alerts=tuple(told for told, _ in rows)), None
     reasons = {news.urgent.get(edge.fingerprint) for edge in ready}
     reasons |= {MessageReason.ROLLED_BACK for edge in ready if edge.step == ROLLED_BACK}
     at_once = next((reason for reason in _AT_ONCE_REASONS if reason in reasons), None)

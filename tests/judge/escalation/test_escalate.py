@@ -244,6 +244,21 @@ def test_that_a_breach_went_away_is_told_by_the_rules_of_other_messages(fleet):
     assert escalation.tick(10, a="PASS", b="PASS") == [("pager", "resolved", 0, 2, 0)]
 
 
+@pytest.mark.parametrize("then", ["the silence ends", "the breach ends"])
+def test_an_incident_has_no_end_while_a_silenced_slice_of_it_is_broken(fleet, then):
+    """PagerDuty closes the incident on it."""
+    escalation = fleet(timing=AT_ONCE)
+    escalation.silence(1000, "b")
+    assert escalation.tick(10, a="FAIL", b="FAIL") == [("pager", "firing", 1, 0, 1)]
+    assert [escalation.tick(60, a="PASS", b="FAIL") for _ in range(10)] == [[]] * 10
+    if then == "the breach ends":
+        assert escalation.tick(60, a="PASS", b="PASS") == [("pager", "resolved", 0, 1, 0)]
+    else:
+        escalation.people = People()
+        assert escalation.tick(60, a="PASS", b="FAIL") == [("pager", "silence-ended", 1, 1, 1)]
+        assert escalation.tick(60, a="PASS", b="PASS") == [("pager", "resolved", 0, 1, 0)]
+
+
 def test_a_breach_that_went_away_and_is_back_is_not_told_as_its_end(fleet):
     """Neither while its step waits to fire again nor when it does, of which the pager is told."""
     escalation = fleet([{**PAGER[0], "for": "2m"}], timing=AT_ONCE)
