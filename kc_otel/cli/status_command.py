@@ -74,7 +74,13 @@ def status(
         console, now = Console(), time.time()
         routes = _routes(of(get(url, "/api/v1/decisions")["routes"]))
         contracts = of(get(url, "/api/v1/contracts")["contracts"], "name")
-        broken = [*_incidents(incidents, cells, now, contracts), *stray, *_missing(missing)]
+        past = get(url, "/api/v1/incidents", state="resolved", **only)["incidents"]
+        broken = [
+            *_incidents(incidents, cells, now, contracts),
+            *_ended_broken(past, cells),
+            *stray,
+            *_missing(missing),
+        ]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts
@@ -86,6 +92,22 @@ def status(
         console.print(*warned, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
     unknown = bool(warned or missing) or any(shard["trouble"] for shard in health["shards"])
     raise typer.Exit(_exit_code(cells, incidents, stray, unknown=unknown))
+
+
+def _ended_broken(past: Iterable[Mapping[str, Any]], cells: Iterable[Mapping[str, Any]]) -> list[Text]:
+    """Lines for kernels without a run, whose last incident ended with one; the newest of `past` is first."""
+    pair = itemgetter(*_PAIR)
+    ended = {pair(cell) for cell in cells if _word(cell) in {"ENDED", "NOT DUE"}}
+    newest = {pair(incident): incident for incident in reversed([*past])}
+    return [
+        Text(
+            f"Ended without proof of recovery ({_time_of(one['until'], time.time())})  {one['contract']}: "
+            f"{one['headline']}; incident {one['id']}",
+            style="bold magenta",
+        )
+        for key, one in sorted(newest.items())
+        if key in ended and one["status"] == "FAIL" and one["state_text"] == "Ended"
+    ]
 
 
 def _missing(rows: Sequence[Mapping[str, Any]]) -> list[Text]:

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _on_their_way, _reasons, _routes, _tables
+from kc_otel.cli.status_command import (
+    _ended_broken,
+    _exit_code,
+    _incidents,
+    _missing,
+    _on_their_way,
+    _reasons,
+    _routes,
+    _tables,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +70,18 @@ def test_cells_that_differ_only_in_the_training_kernel_say_so() -> None:
     rows = list(zip(*(map(str, column.cells) for column in table.columns), strict=True))
     assert [row[4] for row in rows] == ["a1", "a2"]
     assert {row[0] for row in rows} == {"ENDED"}
+
+
+def test_a_run_that_ended_is_told_with_the_breach_that_it_ended_in() -> None:
+    """Not with one that came before the last, and not once a run of the kernel is measured again."""
+    of = {"kernel_train": "a", "kernel_inference": "b", "state": "resolved"}
+    broken = incident(until=time.time(), state_text="Ended", **of)
+    over = incident(until=time.time(), state_text="Resolved", **of)
+    ended = cell(reason="the run ended: its last recorder shut down 5m ago")
+    (line,) = _ended_broken([broken, over], [ended])
+    assert line.plain.startswith("Ended without proof of recovery (")
+    assert line.plain.endswith(")  policy: tv is above its limit; incident 0123456789ab")
+    assert _ended_broken([over, broken], [ended]) == _ended_broken([broken], [cell("PASS")]) == []
 
 
 def test_long_names_cut_no_verdict_no_number_and_no_fingerprint() -> None:
