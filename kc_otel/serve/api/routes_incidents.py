@@ -196,8 +196,8 @@ class Overview(View):
     incidents: list[IncidentView]
     """Worst first."""
     missing: list[Missing]
-    """Points that arrive and are not judged: verdicts say nothing about them. Ends a window, and at least a minute, after
-    the last."""
+    """Points that arrive and are not judged: verdicts say nothing about them. Ends a window, and at least a minute,
+    after the last."""
     in_force: list[InForceView]
 
 
