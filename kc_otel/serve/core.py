@@ -173,13 +173,13 @@ class Core:
 
     def fell_silent(self, incident: Incident) -> bool:
         """Return whether a breach went away a window ago without proof of recovery, whether or not a route remains."""
-        return incident.fell_silent(self.seen_at, self._window(incident.contract))
+        return incident.fell_silent(self.seen_at, self.window(incident.contract))
 
     def state_text(self, incident: Incident) -> str:
         """Return the state of an incident in words, as of the last evaluation."""
-        return incident.text_at(self.seen_at, self._window(incident.contract))
+        return incident.text_at(self.seen_at, self.window(incident.contract))
 
-    def _window(self, contract: str) -> float:
+    def window(self, contract: str) -> float:
         """Seconds of a contract's window; 0 where the contract is served no more."""
         return self.contracts[contract].observability.window if contract in self.contracts else 0.0
 

@@ -142,7 +142,7 @@ def _incident(facts: _Facts, incident: Incident) -> dict[str, Any]:
         "done": list(facts.done),
         "headline": incident.headline + pair_name(facts.names, train, inference),
         "extents": [f"{clause}: {text}" for clause, text in incident.extents],
-        "since": rfc3339(incident.lasting_since),
+        "since": rfc3339(incident.lasting_since(facts.contract.observability.window)),
         "until": None if until is None else rfc3339(until),
         "slices": len(incident.slices),
         "grew": incident.growth_text,
@@ -307,7 +307,7 @@ def _since(edge: Alert, incident: Incident | None) -> str:
         since = moment(edge.started_at if row is None else min(edge.started_at, row.since))
         broken_again = edge.started_at if edge.again else row and row.again
         if edge.on == "no-data":  # silence began before: it is news once a report is overdue
-            return f"Missed since {since}."
+            return f"Missed since {moment(broken_again) if broken_again else since}."
         if broken_again:
             return f"Again since {moment(broken_again)}, for the first time {since}."
         return f"Since {since}."

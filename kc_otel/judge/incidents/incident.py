@@ -371,13 +371,12 @@ class Incident:
         """Unix time at which the first cell broke, seconds."""
         return min(cell.since for cell in self.cells)
 
-    @property
-    def lasting_since(self) -> float:
-        """Unix time of its onset, seconds; where something of it is broken again, of that after the last pause."""
+    def lasting_since(self, window: float) -> float:
+        """Return the Unix time of its onset, seconds, or where nothing was broken for a window, of the one after."""
+        spans = [(cell.until or math.inf, cell.again or cell.since) for cell in self.cells]
         start = math.inf
-        for cell in sorted(self.cells, key=lambda cell: math.inf if cell.until is None else cell.until, reverse=True):
-            if cell.until is None or cell.until >= start or math.isinf(start):
-                start = min(start, cell.since if cell.again is None else cell.again)
+        for until, begun in sorted(spans, reverse=True):
+            start = min(start, begun) if until > start - window or math.isinf(start) else start
         return start
 
     @property

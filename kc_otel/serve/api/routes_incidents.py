@@ -143,7 +143,7 @@ def _view(core: Core, incident: Incident, *, whole: bool = False) -> IncidentVie
     return IncidentView.of(
         incident,
         state_text=core.state_text(incident),
-        since=incident.lasting_since,
+        since=incident.lasting_since(core.window(incident.contract)),
         went_away=core.fell_silent(incident),
         contained=incident.contained_at,
         until=incident.resolved_at,

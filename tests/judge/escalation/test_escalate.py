@@ -244,7 +244,7 @@ def test_that_a_breach_went_away_is_told_by_the_rules_of_other_messages(fleet):
     assert escalation.tick(10, a="PASS", b="PASS") == [("pager", "resolved", 0, 2, 0)]
 
 
-@pytest.mark.parametrize("then", ["the silence ends", "the breach ends"])
+@pytest.mark.parametrize("then", ["the silence ends", "the breach ends", "its kernel is gone"])
 def test_an_incident_has_no_end_while_a_silenced_slice_of_it_is_broken(fleet, then):
     """PagerDuty closes the incident on it."""
     escalation = fleet(timing=AT_ONCE)
@@ -253,6 +253,14 @@ def test_an_incident_has_no_end_while_a_silenced_slice_of_it_is_broken(fleet, th
     assert [escalation.tick(60, a="PASS", b="FAIL") for _ in range(10)] == [[]] * 10
     if then == "the breach ends":
         assert escalation.tick(60, a="PASS", b="PASS") == [("pager", "resolved", 0, 1, 0)]
+    elif then == "its kernel is gone":
+        make = escalation.make_verdict
+        escalation.make_verdict = lambda status, **of: make(
+            status, inference={"a": "b", "b": "c"}[of["slice"]] * 12, **of
+        )
+        assert [escalation.tick(60, a="PASS", b="PASS") for _ in range(6)] == [[]] * 6
+        escalation.people = People()
+        assert escalation.tick(60, a="PASS", b="PASS") == [("pager", "unproven", 1, 1, 1)]
     else:
         escalation.people = People()
         assert escalation.tick(60, a="PASS", b="FAIL") == [("pager", "silence-ended", 1, 1, 1)]
