@@ -331,7 +331,9 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
     if first.step == ROLLED_BACK:
         later, serves = f"measured after its rollback: {MEASURED_LATER}", _alert_kind(first) == "serves"
         return f"A version was {later if serves else 'rolled back and should no longer serve requests'}."
-    slices = slices or ((first.cell.slice,) if facts.incident is None else facts.incident.slices)
+    if not slices and facts.incident is not None:
+        slices = facts.incident.shown_slices if _shows(first) else facts.incident.slices
+    slices = slices or (first.cell.slice,)
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
     )

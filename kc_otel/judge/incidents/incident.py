@@ -367,6 +367,12 @@ class Incident:
         return tuple(dict.fromkeys(onset.slice for onset in onsets))
 
     @property
+    def shown_slices(self) -> tuple[str, ...]:
+        """Those of them where the last verdict shows it; all of them where none does."""
+        shown = {cell.slice for cell in self.shown}
+        return tuple(slice for slice in self.slices if slice in shown or not shown)
+
+    @property
     def since(self) -> float:
         """Unix time at which the first cell broke, seconds."""
         return min(cell.since for cell in self.cells)
@@ -415,14 +421,14 @@ class Incident:
     @property
     def _what_broke(self) -> str:
         cells = self.shown or self.current
-        slices = [place(name) for name in self.slices if any(cell.slice == name for cell in cells)]
+        slices = [*map(place, self.shown_slices)]
         clauses = tuple(dict.fromkeys(cell.clause for cell in cells))
         where, what = listed(slices), listed(clauses)
         over, several = not self.shown, len(clauses) > 1
         if self._waited_for:
             return f"No kernel {'had' if over else 'has'} reported {what} on {where} yet"
         if self._ended:
-            return f"{RUN_ENDED.capitalize()}: no data for {what} on {where} since"
+            return f"{RUN_ENDED.capitalize()}: no more data for {what} on {where}"
         if self.on == "no-data":
             return f"{'There were no' if over else 'No'} data for {what} on {where}"
         if self.on == "invalid-input":

@@ -244,6 +244,17 @@ def test_that_a_breach_went_away_is_told_by_the_rules_of_other_messages(fleet):
     assert escalation.tick(10, a="PASS", b="PASS") == [("pager", "resolved", 0, 2, 0)]
 
 
+def test_requests_are_said_to_be_answered_badly_where_the_last_verdict_shows_it(fleet):
+    """A slice that only its alert holds is in the message, too, but nothing is known of its requests now."""
+    escalation = fleet(timing=AT_ONCE)
+    escalation.tick(10, a="FAIL")
+    (message,) = escalation.messages(60, a="NO_DATA", b="FAIL")
+    (first,) = (edge for edge in message.alerts if edge.fires)
+    body = body_of(escalation.contract, [first], "update", message.incident, lasting=2)["kernelContract"]
+    assert body["impact"].startswith("About 1.23% of the tokens on slice b would differ")
+    assert "unproven on a" in body["incident"]["headline"]
+
+
 @pytest.mark.parametrize("then", ["the silence ends", "the breach ends", "its kernel is gone"])
 def test_an_incident_has_no_end_while_a_silenced_slice_of_it_is_broken(fleet, then):
     """PagerDuty closes the incident on it."""

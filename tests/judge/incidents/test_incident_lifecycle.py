@@ -241,7 +241,7 @@ FAILED = "1 sequence failed an input check and was not measured (1 nan_logprob).
     [
         ("no-data", verdict_of("NO_DATA"), None, "No data", "No data for token-tv on code",
          "There were no data for token-tv on code", "NO_DATA because of the numbers"),
-        ("no-data", RUN_ENDED, None, "Ended", "The run ended: no data for token-tv on code since",
+        ("no-data", RUN_ENDED, None, "Ended", "The run ended: no more data for token-tv on code",
          "There were no data for token-tv on code", "the run ended: its last recorder shut down 70 s ago"),
         ("no-data", UNHEARD, None, "Waiting for first data", "No kernel has reported token-tv on code yet",
          "No kernel had reported token-tv on code yet", "NO_DATA because of the numbers"),
