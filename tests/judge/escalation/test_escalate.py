@@ -255,6 +255,18 @@ def test_requests_are_said_to_be_answered_badly_where_the_last_verdict_shows_it(
     assert "unproven on a" in body["incident"]["headline"]
 
 
+def test_what_is_refuted_is_not_said_to_be_unproven_beside_another_slice(fleet):
+    escalation = fleet(timing=AT_ONCE)
+    make = escalation.make_verdict
+    escalation.tick(10, a="FAIL", b="FAIL")
+    escalation.tick(60, a="PASS", b="FAIL")
+    escalation.make_verdict = lambda status, **of: make(status, inference="c" * 12, **of)
+    (message,) = (message for _ in range(6) for message in escalation.messages(60, a="PASS"))
+    assert message.reason == "unproven"
+    body = body_of(escalation.contract, message.alerts, "unproven", message.incident, lasting=1)["kernelContract"]
+    assert body["impact"].startswith("Nothing proves that token-tv keeps its limit again on slice b:")
+
+
 @pytest.mark.parametrize("then", ["the silence ends", "the breach ends", "its kernel is gone"])
 def test_an_incident_has_no_end_while_a_silenced_slice_of_it_is_broken(fleet, then):
     """PagerDuty closes the incident on it."""
