@@ -93,12 +93,13 @@ def alert_body(
     """
     facts = _Facts(contract, message, external_url.rstrip("/"), kernel_names(kernels), done, lifting)
     edges, incident, note = message.alerts, message.incident, links_note(facts.base)
+    as_of = f"As of {moment(at)[:16]} UTC."
     firing = bool(message.lasting) or any(edge.fires for edge in edges)
     lifted = () if incident is not None and incident.broken else lifting  # a slice that is silenced, say
     following = _first_action(facts, edges) if firing else _lifting_sentence(lifted)
     alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
     for alert in alerts:
-        alert["annotations"]["description"] += f" As of {moment(at)[:16]} UTC." + f" {note}" * bool(note)
+        alert["annotations"]["description"] += f" {as_of}" + f" {note}" * bool(note)
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
     return {
         "version": "4",
@@ -119,7 +120,7 @@ def alert_body(
             "owner": contract.metadata.owner,
             "description": contract.metadata.description,
             "reason": message.reason.value,
-            "at": rfc3339(at),
+            "as_of": as_of,
             "incident": None if incident is None else _incident(facts, incident),
             "impact": _impact(facts, edges),
             "next": following,

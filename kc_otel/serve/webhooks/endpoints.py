@@ -219,20 +219,11 @@ def pagerduty_event(body: Mapping[str, Any], routing_key: str) -> dict[str, Any]
 
 
 def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
-    since = f"since {_minute(incident['since'])}"
+    since = f"since {incident['since'][:16].replace('T', ' ')} UTC"
     done = [f"Done: {'; '.join(incident['done'])}."] if incident["done"] else []
     effect = contract["impact"] or f"{incident['state_text']}."
-    parts = (f"{contract['name']}:", effect, f"{incident['headline']}, {since}.", *done, _as_of(contract))
+    parts = (f"{contract['name']}:", effect, f"{incident['headline']}, {since}.", *done, contract.get("as_of", ""))
     return " ".join(filter(None, parts))
-
-
-def _minute(at: str) -> str:
-    return f"{at[:16].replace('T', ' ')} UTC"
-
-
-def _as_of(contract: Mapping[str, Any]) -> str:
-    """Say when the message was written; empty for a message of an earlier release, which does not say it."""
-    return f"As of {_minute(contract['at'])}." if "at" in contract else ""
 
 
 _SLACK_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4", "resolved": "#2ca02c"}
@@ -276,7 +267,7 @@ def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
         texts.append("\n".join(map(_escaped, extents)))
         texts.append("\n".join(f"*{entry['kind']}*: {_escaped(entry['text'])}" for entry in incident["diagnoses"]))
     blocks = [_section(text) for text in (f"*{_escaped(title)}*", *texts) if text]
-    as_of = _as_of(contract) * (incident is not None)
+    as_of = "" if incident is None else contract.get("as_of", "")
     if facts := [_escaped(text) for text in (contract["evidence"], as_of, contract.get("links", "")) if text]:
         blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " ".join(facts)}]})
     severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]

@@ -198,5 +198,8 @@ def test_a_message_says_when_it_was_written(contract, make_verdict):
         assert body["alerts"][0]["annotations"]["description"].endswith(said)
         for text in (sent("slack", encode(body)), sent("pagerduty", encode(body), key="R" * 32)):
             assert json.dumps(text).count(said) == 1
-        earlier = {**body, "kernelContract": {name: of for name, of in body["kernelContract"].items() if name != "at"}}
+        earlier = {
+            **body,
+            "kernelContract": {name: of for name, of in body["kernelContract"].items() if name != "as_of"},
+        }
         assert sent("slack", encode(earlier)), "a message that an earlier release has left in the outbox"
