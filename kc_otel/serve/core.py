@@ -171,14 +171,6 @@ class Core:
         names = by_contract.keys() if contract is None else {contract} & by_contract.keys()
         return tuple(sorted((incident for name in names for incident in by_contract[name]), key=by_urgency))
 
-    def fell_silent(self, incident: Incident) -> bool:
-        """Return whether a breach went away a window ago without proof of recovery, whether or not a route remains."""
-        return incident.fell_silent(self.seen_at, self.window(incident.contract))
-
-    def state_text(self, incident: Incident) -> str:
-        """Return the state of an incident in words, as of the last evaluation."""
-        return incident.text_at(self.seen_at, self.window(incident.contract))
-
     def window(self, contract: str) -> float:
         """Seconds of a contract's window; 0 where the contract is served no more."""
         return self.contracts[contract].observability.window if contract in self.contracts else 0.0

@@ -131,7 +131,7 @@ def read(
 
 
 def _state(core: Core, incident: Incident) -> float:
-    if core.fell_silent(incident):
+    if incident.fell_silent(core.seen_at, core.window(incident.contract)):
         return _UNPROVEN
     return _CONTAINED if incident.state is IncidentState.CONTAINED else _BROKEN
 

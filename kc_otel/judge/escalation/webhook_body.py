@@ -305,13 +305,13 @@ def _since(edge: Alert, incident: Incident | None) -> str:
     """Say since when it has been so; of a version that was rolled back, when, and when it was measured later."""
     if edge.step != ROLLED_BACK:
         row = None if incident is None else incident.cell(*edge.cell.place)
-        since = moment(edge.started_at if row is None else min(edge.started_at, row.since))
-        broken_again = edge.started_at if edge.again else row and row.again
+        first = edge.started_at if row is None else min(edge.started_at, row.since)
+        again = edge.started_at if edge.again else row and row.again
         if edge.on == "no-data":  # silence began before: it is news once a report is overdue
-            return f"Missed since {moment(broken_again) if broken_again else since}."
-        if broken_again:
-            return f"Again since {moment(broken_again)}, for the first time {since}."
-        return f"Since {since}."
+            return f"Missed since {moment(again or first)}."
+        return (
+            f"Again since {moment(again)}, for the first time {moment(first)}." if again else f"Since {moment(first)}."
+        )
     if _alert_kind(edge) == ROLLED_BACK:
         return f"Since {moment(edge.started_at)}."
     done = () if incident is None else incident.actions

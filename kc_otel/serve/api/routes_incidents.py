@@ -139,12 +139,12 @@ def _view(core: Core, incident: Incident, *, whole: bool = False) -> IncidentVie
     """An incident in the API's shape; `whole` with every cell."""
     every = incident.cells if whole else incident.current
     cells = every if whole else every[:_MAX_CELLS]
-    undelivered = core.outbox.undelivered(incident.contract, incident.id)
+    undelivered, window = core.outbox.undelivered(incident.contract, incident.id), core.window(incident.contract)
     return IncidentView.of(
         incident,
-        state_text=core.state_text(incident),
-        since=incident.lasting_since(core.window(incident.contract)),
-        went_away=core.fell_silent(incident),
+        state_text=incident.text_at(core.seen_at, window),
+        since=incident.lasting_since(window),
+        went_away=incident.fell_silent(core.seen_at, window),
         contained=incident.contained_at,
         until=incident.resolved_at,
         grew=incident.growth_text,
