@@ -435,7 +435,7 @@ def _description(facts: _Facts, edge: Alert) -> str:
         end = "" if verdict.reason[-1] in ".?!" else "."
         parts.append(verdict.reason[:1].upper() + verdict.reason[1:] + end)
     if not edge.fires:
-        parts.append(f"It lasted {_lasted(edge)}.")
+        parts.append(f"The alert lasted {_lasted(edge)}.")
     return " ".join(parts)
 
 

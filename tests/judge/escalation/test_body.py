@@ -137,7 +137,7 @@ def test_resolved_alert_has_its_end(contract, edges):
     assert body["status"] == "resolved"
     assert by_slice["code"]["endsAt"] == rfc3339(AT + 90)
     assert by_slice["code"]["fingerprint"] == firing[1].fingerprint
-    assert "It lasted 1m30s." in by_slice["code"]["annotations"]["description"]
+    assert "The alert lasted 1m30s." in by_slice["code"]["annotations"]["description"]
 
 
 def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
