@@ -256,8 +256,8 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
         unheard = tick.traffic.unheard(Cell(tick.contract.name, *place, *key[1:]))
         row = _broken_row(before, place, *broken, quantity, unheard=unheard)
         shown_until = before and (before.at if before.until is None and before.held else before.until)
-        if shown_until and not row.held and tick.now - shown_until >= tick.contract.observability.window:
-            row = replace(row, again=tick.now)
+        quiet = tick.now - max(shown_until or tick.now, tick.traffic.listening)  # an outage of the evaluator is none
+        row = replace(row, again=tick.now) if not row.held and quiet >= tick.contract.observability.window else row
     else:
         assert before is not None
         row = before if before.until is not None else replace(before, until=tick.now)

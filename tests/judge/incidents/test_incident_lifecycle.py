@@ -816,6 +816,17 @@ def test_the_end_of_invalid_input_advises_to_lift_no_route_of_a_breach_beside_it
         assert [*lifting_commands(incident, evaluator.table)] == resume
 
 
+@pytest.mark.parametrize(("listening", "since"), [(-math.inf, 7200.0), (7000.0, 10.0)])
+def test_an_outage_of_the_evaluator_is_no_pause_of_a_breach(listening, since):
+    """It heard of no recovery; what it heard itself for a window without a sign of the breach is one."""
+    evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
+    evaluator.tick(10.0, fail("code", at=10.0))
+    evaluator.traffic = replace(evaluator.traffic, listening=listening)
+    evaluator.tick(7000.0, verdict_of("NO_DATA"))
+    (incident,) = (found for found in evaluator.tick(7200.0, fail("code")) if found.on == "fail")
+    assert (incident.since, incident.lasting_since(300.0)) == (10.0, since)
+
+
 def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kernel():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("all"))
