@@ -74,13 +74,8 @@ def status(
         console, now = Console(), time.time()
         routes = _routes(of(get(url, "/api/v1/decisions")["routes"]))
         contracts = of(get(url, "/api/v1/contracts")["contracts"], "name")
-        past = get(url, "/api/v1/incidents", state="resolved", **only)["incidents"]
-        broken = [
-            *_incidents(incidents, cells, now, contracts),
-            *_ended_broken(past, cells),
-            *stray,
-            *_missing(missing),
-        ]
+        ended = _ended_broken(get(url, "/api/v1/incidents", state="resolved", **only)["incidents"], cells)
+        broken = [*_incidents(incidents, cells, now, contracts), *ended, *stray, *_missing(missing)]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts

@@ -333,8 +333,8 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
         later, serves = f"measured after its rollback: {MEASURED_LATER}", _alert_kind(first) == "serves"
         return f"A version was {later if serves else 'rolled back and should no longer serve requests'}."
     if not slices and facts.incident is not None:
-        told = facts.incident.shown_slices if _shows(first) else {edge.cell.slice for edge in firing}
-        slices = tuple(slice for slice in facts.incident.slices if slice in told)
+        told = facts.incident.shown if _shows(first) else [edge.cell for edge in firing]
+        slices = tuple(slice for slice in facts.incident.slices if any(cell.slice == slice for cell in told))
     slices = slices or (first.cell.slice,)
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"

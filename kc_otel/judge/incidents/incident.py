@@ -367,12 +367,6 @@ class Incident:
         return tuple(dict.fromkeys(onset.slice for onset in onsets))
 
     @property
-    def shown_slices(self) -> tuple[str, ...]:
-        """Those of them where the last verdict shows it; all of them where none does."""
-        shown = {cell.slice for cell in self.shown}
-        return tuple(slice for slice in self.slices if slice in shown or not shown)
-
-    @property
     def since(self) -> float:
         """Unix time at which the first cell broke, seconds."""
         return min(cell.since for cell in self.cells)
@@ -421,7 +415,7 @@ class Incident:
     @property
     def _what_broke(self) -> str:
         cells = self.shown or self.current
-        slices = [*map(place, self.shown_slices)]
+        slices = [place(name) for name in self.slices if any(cell.slice == name for cell in cells)]
         clauses = tuple(dict.fromkeys(cell.clause for cell in cells))
         where, what = listed(slices), listed(clauses)
         over, several = not self.shown, len(clauses) > 1
