@@ -497,7 +497,7 @@ def _due_message(
     ready, ended, away = ([told.alert for told, what in rows if what == of] for of in ("firing", "ended", "unproven"))
     lasting = any(told.known and what != "ended" for told, what in rows)
     over = bool(ended) and not (lasting or ready or away)
-    if over and not contained and any(not told.known for told, _ in rows):
+    if over and not contained and any(not told.known and told.alert.step != ROLLED_BACK for told, _ in rows):
         # A receiver closes the incident on its end, so that waits for what a silence keeps from it.
         return replace(group, alerts=tuple(told for told, _ in rows)), None
     reasons = {news.urgent.get(edge.fingerprint) for edge in ready}
