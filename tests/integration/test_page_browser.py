@@ -670,6 +670,32 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
     assert (tmp_path / "late.png").stat().st_size
 
 
+def test_the_tab_of_a_contract_is_no_greener_than_its_headline(browser, serve, recorder):
+    """A version that was measured after its rollback, or points that nothing judges, are no PASS of the contract."""
+    evaluator = serve()
+    recorder(evaluator).send(**CALM)
+    browser.open(evaluator.api)
+    mark = "document.querySelector('#contracts .shape')?.ariaLabel"
+    browser.wait(f"{mark} === 'Pass'")
+    stray = {
+        "contract": "policy", "kernel": "v2", "status": "rolled-back", "stage": "offline-ci", "position": "offline-ci",
+        "entered": 1, "seen_serving": 2, "missing": [], "hold": None, "elsewhere": "", "reason": "",
+    }  # fmt: skip
+    lost = {"contract": "policy", "outcome": "late", "since": 1, "text": "", "kernel_train": "", "kernel_inference": ""}
+    for path, key, row in (("/overview", "missing", lost), ("/promotions", "promotions", stray)):
+        browser.evaluate(f"""(() => {{
+          const real = window.fetch;
+          window.fetch = async (...asked) => {{
+            const answer = await real(...asked);
+            if (!String(asked[0]).includes('{path}')) return answer;
+            return new Response(JSON.stringify({{ ...await answer.json(), {key}: [{json.dumps(row)}] }}));
+          }};
+        }})()""")
+        browser.wait(f"{mark} === '{'Not all judged' if row is lost else 'Measured after its rollback'}'")
+    assert browser.evaluate("document.title") == "\N{MULTIPLICATION X} measured after its rollback \N{MIDDLE DOT} kc-otel"
+    assert browser.evaluate("document.querySelector('#overview-title').textContent").endswith("after its rollback")
+
+
 def test_a_browser_asks_for_a_token_once(browser: Any, serve: Callable[..., Evaluator], tmp_path: Path) -> None:
     """As the password; it is there for what the page reads and says. A link from elsewhere leads to the page."""
     access_of(tmp_path, ada="read act")
