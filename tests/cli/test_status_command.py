@@ -162,7 +162,7 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
     assert _exit_code(cells, [], [], unknown=False) == 0
     assert _exit_code([], [], [], unknown=False) == 3, "no evaluation yet"
     assert _exit_code(cells, [incident("fail", "broken", only_route_left=True)], [], unknown=False) == 0
-    assert _exit_code(cells, [incident("fail", "broken", cells=over, went_away=True)], [], unknown=False) == 1
+    assert _exit_code(cells, [incident("fail", "broken", cells=over, went_away=True)], [], unknown=False) == 3
     assert _exit_code(cells, [incident("fail", "unproven", cells=over)], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
     assert _exit_code([{"status": "FAIL"}], [], [], unknown=True) == 1
