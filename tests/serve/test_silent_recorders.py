@@ -809,3 +809,34 @@ def test_a_canary_is_not_missed_beside_the_training_kernel_that_was_replaced(fle
     assert {key.kernel_train for key in fleet.core.evaluator.states["policy"].series} == {new}
     fleet.feed(600, lambda: both(fleet, canary=canary, healthy=healthy)[1:])
     assert statuses(fleet) == {(new, TRIED): Status.NO_DATA, (new, "b" * 12): Status.PASS}
+
+
+@pytest.mark.parametrize("tried", [False, True], ids=["alone", "beside a version that passes"])
+def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_against_the_old_one(make_fleet, tried):
+    """The message says so, and in which fields the training kernels differ; another version that passes clears it."""
+    fleet, new, version = make_fleet(), "d" * 12, "b" * 12
+    told = fleet.core.promotions
+    fleet.run(60, healthy=0.001)
+    told.tell("policy", version, "force", "ada", "it serves", fleet.now, stage=Stage.FULL, start=True)
+    fleet.run(60, healthy=0.001)
+    senders = [Sender(instance="new", train=new, start=fleet.now)]
+    senders += [Sender(instance="sound", train=new, inference="e" * 12, start=fleet.now)] * tried
+    kernels = [("a" * 12, "float32"), (new, "float16")]
+
+    def trained(drift: float) -> list[ExportMetricsServiceRequest]:
+        infos = [info_request(fleet.now, 1, "new", kernel, "train", dtype) for kernel, dtype in kernels]
+        sound = [fleet.report(sender, 0.001, version="e" * 12) for sender in senders[1:]]
+        return [*infos, *sound, fleet.report(senders[0], drift)]
+
+    for seconds in (60, 600):
+        fleet.feed(seconds, lambda: trained(0.4))
+        assert told.of("policy", version).full is not tried
+    (incident,) = [of for of in fleet.core.incidents() if of.pair == (new, version)]
+    against = f"the same version passes against training kernel {'a' * 12} (dtype float32 instead of float16)"
+    assert incident.extents[0][1].endswith(against) is not tried
+    blamed = "Now: compare the training kernels, and roll the new one back"
+    assert {body["kernelContract"]["next"].startswith(blamed) for body in fleet.told()} == {not tried}
+    if not tried:
+        fleet.feed(400, lambda: trained(0.001))
+        fleet.feed(60, lambda: trained(0.4))
+        assert not told.of("policy", version).full, "it passed against the new one, too"

@@ -68,6 +68,8 @@ class BrokenCell:
     peak_at: float | None = None
     cause: str = ""
     """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
+    against: str = ""
+    """How the training kernel differs from another against which the same version passed meanwhile; empty for none."""
     at: float | None = None
     held: bool = False
     """Whether only its alert says that it is broken: the last verdict does not."""
@@ -436,8 +438,9 @@ class Incident:
             rising.sort(key=lambda cell: cell.estimate or 0.0)
         worst = {cell.clause: cell for cell in rising}
         causes = {cell.clause: cell.cause for cell in self.current if cell.cause}
+        against = {cell.clause: cell.against for cell in self.current}
         return tuple(
-            (clause, "; ".join(filter(None, (_extent(worst[clause], self.on), causes.get(clause, "")))))
+            (clause, "; ".join(filter(None, (_extent(worst[clause], self.on), causes.get(clause), against[clause]))))
             for clause in self.clauses
         )
 
