@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -28,9 +29,11 @@ from kc_otel.generate.alert_texts import (
 from kc_otel.generate.files import write
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.alerting import alerting_file, evaluator_alerting_file
+from kc_otel.generate.grafana.promotion_board import promotion_file
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS
 from kc_otel.judge.verdict import FAULTS, Status
+from tests.generate.test_dashboards import panels
 
 STEP = 10
 """Seconds between evaluations: every duration of the contract is a multiple of it."""
@@ -454,6 +457,18 @@ def test_dashboard_queries_answer_what_they_say(answer, case):
     asked = found(as_in_grafana(expression), "30m")
     asked["exp_samples"] = [{"labels": labels, "value": value} for labels, value in expected]
     answer(dict(series), [asked], interval="1m")
+
+
+@pytest.mark.slow
+def test_evidence_of_kernels_that_are_gone_is_no_row_of_the_promotion_board(answer) -> None:
+    (table,) = [
+        panel for panel in panels(json.loads(promotion_file().text)) if panel["title"].startswith("Evidence by")
+    ]
+    series = {cell("kc_verdict"): "0x40", cell("kc_verdict").replace(INFERENCE, "cc"): "0x20 stale"}
+    pair = f'{{kc_contract="policy-7b", kc_kernel_train="{TRAIN}", kc_kernel_inference="{INFERENCE}"}}'
+    share = [target["expr"] for target in table["targets"] if "avg_over_time" in target["expr"]]
+    asked = found(as_in_grafana(share[0]), "35m") | {"exp_samples": [{"labels": pair, "value": 1}]}
+    answer(series, [asked], interval="1m")
 
 
 @pytest.mark.slow
