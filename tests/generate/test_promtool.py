@@ -32,6 +32,7 @@ from kc_otel.generate.grafana.alerting import alerting_file, evaluator_alerting_
 from kc_otel.generate.grafana.promotion_board import promotion_file
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.judge.verdict import FAULTS, Status
 from tests.generate.test_dashboards import panels
 
@@ -371,8 +372,29 @@ def test_the_first_sequences_that_fail_are_an_alert_and_those_before_an_outage_a
     fires = 'count(ALERTS{alertstate="firing", alertname="KernelContractInvalidInput"})'
     series = {lives(): "0+15x400", failed: "_x40 32x320"}
     answer(series, [found(fires, "12m", "{}"), found(fires, "30m")], rules[0])
+    old = {lives(): "_x40 600+15x320", failed: "_x40 32x160 33x200"}  # Prometheus is new, and they are not
+    answer(old, [found(fires, "12m"), found(fires, "52m", "{}")], rules[0])
     series = {lives(): "0+15x400", failed: "32x80 stale _x80 32x240"}
     answer(series, [found(fires, "42m")], rules[0])
+
+
+@pytest.mark.slow
+def test_a_maximum_of_none_passes_in_standalone_rules_while_none_is_seen(answer, policy, tmp_path) -> None:
+    """Steps of a lag are whole numbers: what the zero bucket holds is 0."""
+    lag = {"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}
+    contract = Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [], "runtime": [lag]})
+    write([standalone_file(contract)], tmp_path)
+    names = f'kc_contract="{policy.name}",kc_slice="all",{PAIR.partition(",")[2]}'
+    none = "{{schema:4 count:%d sum:0 z_bucket:%d z_bucket_w:0.5 buckets:[0]}}"
+    counts = [none % (100 * at, 100 * at) for at in range(1, 60)]
+    one = "{{schema:4 count:%d sum:1 z_bucket:%d z_bucket_w:0.5 offset:-1 buckets:[0 1]}}"
+    counts += [one % (100 * at + 1, 100 * at) for at in range(60, 81)]
+    status = f'kc_rule_status{{kc_contract="{policy.name}", kc_clause="lag"}}'
+    cell_of = f'{{__name__="kc_rule_status",kc_clause="lag",{names}}}'
+    asked = [found(status, "14m", cell_of, value=0), found(status, "18m", cell_of, value=3)]
+    answer(
+        {f"kc_weights_lag{{{names}}}": " ".join(counts)}, asked, tmp_path / "prometheus/standalone/rules/policy-7b.yaml"
+    )
 
 
 def route(slice: str, version: str, kernel: str) -> str:
@@ -445,6 +467,11 @@ CASES = {
             (info(clause="reward", metric="reward_drift_bound"), "1x40"),
         ],
         [('{kc_contract="policy-7b", kc_slice="all"}', 0.25)],
+    ),
+    "what failed before and after a restart counts": (
+        f"({queries.increase('kc.input.invalid')}) >= bool 35",
+        [(f'kc_input_invalid_total{{{PAIR},kc_slice="all"}}', "_x5 10 20 30 5 10 15x14")],
+        [("{}", 1)],
     ),
     "a step is known without an evaluator": (queries.minimum_step(), [], [("{}", 30)]),
 }
