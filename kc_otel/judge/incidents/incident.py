@@ -387,7 +387,7 @@ class Incident:
             return ""
         (begun, first), (at, last) = grown[0], grown[-1]
         many = f"{first} slice{'s' * (first != 1)}"
-        return f"{many} at {moment(begun)[11:16]}, {last} at {moment(at)[11:16]} UTC"
+        return f"{many} at {moment(begun)[:16]}, {last} at {moment(at)[:16]} UTC"
 
     @property
     def headline(self) -> str:
@@ -456,13 +456,13 @@ def _extent(worst: BrokenCell, on: str) -> str:
 def _as_it_was(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
-    when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
+    when = f" at {moment(worst.at)[:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
     diluted = dilution(worst.reason, past=bool(when)) if on == "fail" else ""
     said_of = f"(confidence interval {interval(worst.lower, worst.upper)})" + f"; {diluted}" * bool(diluted)
     if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
         since = when.strip() if when else "in current measurements"
         return (
-            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
+            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[:16]} UTC against a limit of "
             f"{number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
         )
     times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness >= 1.1 else " against a"
