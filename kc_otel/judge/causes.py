@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,9 +19,8 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, TV_PLACE, Unit
 from kc_otel.contract.slices import ALL, PLACES, STALE, STALE_BY_LAG
-from kc_otel.contract.words import listed
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.recorders import KernelInfo
+from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.series import LONG, SHORT, Pair
 from kc_otel.judge.statistics import clause_interval, metric_name
 from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
@@ -129,29 +128,22 @@ def to_blame(limit: float, total: Part, kernel: Part, staleness: Part) -> str:
     return f"staleness grew, {own}: {numbers}"
 
 
-def passes_against(verdicts: Sequence[Verdict], kernels: Mapping[tuple[str, str], KernelInfo]) -> dict[Cell, str]:
-    """For cells that FAIL, say against which other training kernel the same version passes, and how the two differ.
+def passes_against(verdicts: Sequence[Verdict], kernels: Iterable[KernelInfo]) -> dict[Cell, str]:
+    """For cells that FAIL, say against which other training kernel the same version passes.
 
     Nothing is said where another version passes against the one of the FAIL: the version may be to blame.
     """
     failing, found = selected(verdicts, {Status.FAIL}), dict[Cell, str]()
     if not failing or len({cell.kernel_train for cell in cells_of(verdicts)}) < 2:
         return found
-    passing = defaultdict[tuple[str, str], list[Cell]](list)
+    names, passing = kernel_names(kernels), defaultdict[tuple[str, str], list[Cell]](list)
     for verdict in selected(verdicts, {Status.PASS}):
         passing[verdict.cell.place].append(verdict.cell)
     for cell in [verdict.cell for verdict in failing]:
-        others = [of.kernel_train for of in passing[cell.place] if of.kernel_inference == cell.kernel_inference]
-        if others and all(of.kernel_train != cell.kernel_train for of in passing[cell.place]):
-            known = [kernels.get(("train", version)) for version in (others[0], cell.kernel_train)]
-            own, failed = ({} if kernel is None else kernel.fields for kernel in known)
-            differ = [
-                f"{name} {own.get(name, 'not reported')} instead of {failed.get(name, 'not reported')}"
-                for name in sorted({*own, *failed})
-                if own.get(name) != failed.get(name)
-            ]
-            how = f" ({listed(differ)})" * bool(differ)
-            found[cell] = f"the same version passes against training kernel {others[0]}{how}"
+        beside, train = passing[cell.place], cell.kernel_train
+        others = [of.kernel_train for of in beside if of.kernel_inference == cell.kernel_inference]
+        if others and not any(of.kernel_train == train != of.kernel_inference for of in beside):
+            found[cell] = f"the same version passes against {names.get(('train', others[0]), others[0])}"
     return found
 
 

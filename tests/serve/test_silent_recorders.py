@@ -813,7 +813,7 @@ def test_a_canary_is_not_missed_beside_the_training_kernel_that_was_replaced(fle
 
 @pytest.mark.parametrize("tried", [False, True], ids=["alone", "beside a version that passes"])
 def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_against_the_old_one(make_fleet, tried):
-    """The message says so, and in which fields the training kernels differ; another version that passes clears it."""
+    """The message names both by the fields in which they differ; another version that passes clears it."""
     fleet, new, version = make_fleet(), "d" * 12, "b" * 12
     told = fleet.core.promotions
     fleet.run(60, healthy=0.001)
@@ -821,10 +821,10 @@ def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_a
     fleet.run(60, healthy=0.001)
     senders = [Sender(instance="new", train=new, start=fleet.now)]
     senders += [Sender(instance="sound", train=new, inference="e" * 12, start=fleet.now)] * tried
-    kernels = [("a" * 12, "float32"), (new, "float16")]
+    kernels = [("a" * 12, "eager"), (new, "sdpa")]
 
     def trained(drift: float) -> list[ExportMetricsServiceRequest]:
-        infos = [info_request(fleet.now, 1, "new", kernel, "train", dtype) for kernel, dtype in kernels]
+        infos = [info_request(fleet.now, 1, "new", kernel, "train", of) for kernel, of in kernels]
         sound = [fleet.report(sender, 0.001, version="e" * 12) for sender in senders[1:]]
         return [*infos, *sound, fleet.report(senders[0], drift)]
 
@@ -832,7 +832,7 @@ def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_a
         fleet.feed(seconds, lambda: trained(0.4))
         assert told.of("policy", version).full is not tried
     (incident,) = [of for of in fleet.core.incidents() if of.pair == (new, version)]
-    against = f"the same version passes against training kernel {'a' * 12} (dtype float32 instead of float16)"
+    against = f"the same version passes against vllm bfloat16, attention eager ({'a' * 12})"
     assert incident.extents[0][1].endswith(against) is not tried
     blamed = "Now: compare the training kernels, and roll the new one back"
     assert {body["kernelContract"]["next"].startswith(blamed) for body in fleet.told()} == {not tried}

@@ -69,7 +69,7 @@ class BrokenCell:
     cause: str = ""
     """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
     against: str = ""
-    """How the training kernel differs from another against which the same version passed meanwhile; empty for none."""
+    """Another training kernel, against which the same version passed meanwhile, as a phrase; empty for none."""
     at: float | None = None
     held: bool = False
     """Whether only its alert says that it is broken: the last verdict does not."""
