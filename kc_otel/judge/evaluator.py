@@ -379,9 +379,8 @@ class Evaluator:
 
     def _evaluation(self, state: ContractState, now: float) -> Evaluation:
         verdicts, steps = self._verdicts_of(state, now), dict(self.steps[state.contract.name])
-        return Evaluation(
-            now, verdicts, steps, self._causes(state, now), passes_against(verdicts, state.kernels.values())
-        )
+        against = passes_against(verdicts, state.kernels.values())
+        return Evaluation(now, verdicts, steps, self._causes(state, now), against)
 
     def _verdicts_of(self, state: ContractState, now: float) -> Sequence[Verdict]:
         contract, cells = state.contract, self._cells_of[state.contract.name]

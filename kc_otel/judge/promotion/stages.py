@@ -138,11 +138,10 @@ def _counted(gate: GateSpec, tally: Tally, own: Evaluation) -> Tally:
         return max(gate.long_window if verdict.window == "long" else gate.window for verdict in verdicts)
 
     failing = [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]
-    to_blame = {verdict.cell.kernel_train for verdict in failing} - {
-        verdict.cell.kernel_train for verdict in failing if verdict.cell not in own.passes_against
-    }
     doubted = {verdict.cell.kernel_train for verdict in own.verdicts if verdict.status is not Status.PASS}
-    tally = replace(tally, spared=tuple(sorted(doubted & {*tally.spared, *to_blame})))
+    own_fault = {verdict.cell.kernel_train for verdict in failing if verdict.cell not in own.passes_against}
+    new = {verdict.cell.kernel_train for verdict in failing} - own_fault
+    tally = replace(tally, spared=tuple(sorted(doubted & {*tally.spared, *new})))
     if failing := [verdict for verdict in failing if verdict.cell.kernel_train not in tally.spared]:
         return tally.after_fail(own.at, span(failing))
     if _missing(gate, own):
@@ -164,11 +163,7 @@ def _missing(gate: GateSpec, evaluation: Evaluation) -> list[str]:
         needed, where = gate.needed.get(clause, 1), ""
         if gate.window:
             where = f" in one window of {format_duration(gate.long_window)}"
-        missing += [
-            "; ".join(filter(None, (_said(verdict, needed, where), evaluation.passes_against.get(verdict.cell))))
-            for verdict in verdicts
-            if verdict.status is not Status.PASS
-        ]
+        missing += [_said(verdict, needed, where) for verdict in verdicts if verdict.status is not Status.PASS]
     return missing
 
 
