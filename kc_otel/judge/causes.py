@@ -143,7 +143,7 @@ def passes_against(verdicts: Sequence[Verdict], kernels: Iterable[KernelInfo]) -
         beside, train = passing[cell.place], cell.kernel_train
         others = [of.kernel_train for of in beside if of.kernel_inference == cell.kernel_inference]
         if others and not any(of.kernel_train == train != of.kernel_inference for of in beside):
-            found[cell] = f"the same version passes against {names.get(('train', others[0]), others[0])}"
+            found[cell] = f"the same version passed against {names.get(('train', others[0]), others[0])}"
     return found
 
 

@@ -832,9 +832,9 @@ def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_a
         fleet.feed(seconds, lambda: trained(0.4))
         assert told.of("policy", version).full is not tried
     (incident,) = [of for of in fleet.core.incidents() if of.pair == (new, version)]
-    against = f"the same version passes against vllm bfloat16, attention eager ({'a' * 12})"
+    against = f"the same version passed against vllm bfloat16, attention eager ({'a' * 12})"
     assert incident.extents[0][1].endswith(against) is not tried
-    blamed = "Now: compare the training kernels, and roll the new one back"
+    blamed = "Now: compare the training kernels, and roll back the one that changed"
     assert {body["kernelContract"]["next"].startswith(blamed) for body in fleet.told()} == {not tried}
     if not tried:
         fleet.feed(400, lambda: trained(0.001))
