@@ -177,8 +177,8 @@ def _incidents(
         if incident["status"] != "FAIL" or incident["on"] == "invalid-input":
             extents = list(dict.fromkeys(text for _, text in incident["extents"]))
             lines += [Text(f"  {text}") for text in extents[:_MAX_DETAILED]]
-        held = incident["state"] == "broken" and incident["state_text"].endswith("nothing has refuted it since")
-        held = held and measured.isdisjoint((*itemgetter(*_PAIR)(incident), slice) for slice in incident["slices"])
+        here = {(*itemgetter(*_PAIR)(incident), slice) for slice in incident["slices"]}
+        held = incident["state_text"].startswith("Was broken") and measured.isdisjoint(here)
         if held or incident["went_away"]:
             close = f"kc-otel alerts ack {incident['contract']} --close --why ..."
             why = "its traffic has ended" if held else "the kernel serves nobody"

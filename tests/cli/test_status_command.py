@@ -116,9 +116,10 @@ def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
     assert "  on bb against aa" in lines
 
 
-def test_what_is_measured_is_not_said_to_be_closed_once_its_traffic_has_ended() -> None:
+@pytest.mark.parametrize("text", ["nothing has refuted it since", "routing to the training kernel was ordered"])
+def test_what_is_measured_is_not_said_to_be_closed_once_its_traffic_has_ended(text: str) -> None:
     """A person closes what nothing is measured of: a raised limit, or a recorder that died beside others, is more."""
-    found = incident(kernel_train="aa", state_text="Was broken; nothing has refuted it since")
+    found = incident(kernel_train="aa", state_text=f"Was broken; {text}")
     for status, said in (("PASS", False), ("NO_DATA", True)):
         here = cell(status, slice="all", kernel_train="aa", kernel_inference="bb")
         lines = [line.plain for line in _incidents([found], [here], 60.0, [])]

@@ -622,11 +622,15 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(make
 
     fleet.breach()
     assert state() == 2.0
+    said = []
     while fleet.core.firing():
         assert state() == 2.0
+        said.append(fleet.core.incidents()[0].state_text.partition(" ordered at ")[0])
         fleet.run(10, healthy=0.001)
     fleet.run(60, healthy=0.001)
     assert state() == 0.0
+    was = [f"{word}; routing to the training kernel was" for word in ("Broken", "Was broken")]
+    assert list(dict.fromkeys(said)) == was, "an alert alone holds it at last"
 
 
 def test_a_repaired_fleet_is_not_told_as_unproven_while_its_recorders_report_one_after_another(make_fleet):

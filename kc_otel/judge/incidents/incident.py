@@ -300,7 +300,8 @@ class Incident:
             doubted = any(cell.doubted for cell in self.broken)
             return f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
         at, unmet = moment(self.ordered_at)[:16], f", but {self.unmet}" * bool(self.unmet)
-        now = FAULTS[self.on].word if self.broken else "No longer measured as broken"
+        now = "Was broken" if self.on == "fail" and not self.shown else FAULTS[self.on].word
+        now = now if self.broken else "No longer measured as broken"
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
             over = "it was closed by a changed limit" if self.refuted and self.loosened else over
