@@ -439,9 +439,11 @@ class Incident:
             rising.sort(key=lambda cell: cell.estimate or 0.0)
         worst = {cell.clause: cell for cell in rising}
         causes = {cell.clause: cell.cause for cell in self.current if cell.cause}
-        against = {cell.clause: cell.against for cell in self.current}
+        causes |= {
+            cell.clause: f"{cell.cause}; {cell.against}".removeprefix("; ") for cell in self.current if cell.against
+        }
         return tuple(
-            (clause, "; ".join(filter(None, (_extent(worst[clause], self.on), causes.get(clause), against[clause]))))
+            (clause, "; ".join(filter(None, (_extent(worst[clause], self.on), causes.get(clause, "")))))
             for clause in self.clauses
         )
 
