@@ -48,11 +48,11 @@ def status(
 ) -> None:
     """Print incidents, then the cells, the worst first.
 
-    Exits with 1 if a cell FAILs, if an incident of a FAIL is neither over nor contained, or if a version was measured
-    after its rollback. Otherwise exits with 3 if a cell does not PASS (unless its next report is not due yet), if
-    another incident is broken, if a breach is unproven (it went away without proof of recovery), if points arrive that
-    are not judged, if a shard does not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or
-    if a webhook endpoint is disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
+    Exits with 1 if a cell FAILs, if an incident of a FAIL is broken, or if a version was measured after its rollback.
+    Otherwise exits with 3 if a cell does not PASS (unless its next report is not due yet), if another incident is
+    broken, if a breach is unproven (it went away without proof of recovery), if points arrive that are not judged, if a
+    shard does not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or if a webhook endpoint
+    is disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
 
     Examples:
       kc-otel status
@@ -124,12 +124,14 @@ def _exit_code(
 ) -> int:
     """Return the exit code: a broken kernel that fell silent beside others has no cell any more, but its incident."""
     found = {cell["status"] for cell in cells if not cell.get("reason", "").startswith(NEXT_DUE)}
+    unproven = any(incident["state"] == "unproven" or incident["went_away"] for incident in incidents)
     broken = {
-        incident["on"] for incident in incidents if incident["state"] == "broken" and not incident["only_route_left"]
+        incident["on"]
+        for incident in incidents
+        if incident["state"] == "broken" and not (incident["only_route_left"] or incident["went_away"])
     }
     if "FAIL" in found or "fail" in broken or stray:
         return 1
-    unproven = any(incident["state"] == "unproven" for incident in incidents)
     return 3 if not cells or unknown or broken or unproven or found - {"PASS"} else 0
 
 
@@ -192,8 +194,8 @@ def _incidents(
         if incident["status"] != "FAIL" or incident["on"] == "invalid-input":
             extents = list(dict.fromkeys(text for _, text in incident["extents"]))
             lines += [Text(f"  {text}") for text in extents[:_MAX_DETAILED]]
-        held = incident["state"] == "broken" and incident["state_text"].endswith("nothing has refuted it since")
-        held = held and measured.isdisjoint((*itemgetter(*_PAIR)(incident), slice) for slice in incident["slices"])
+        here = {(*itemgetter(*_PAIR)(incident), slice) for slice in incident["slices"]}
+        held = incident["state_text"].startswith("Was broken") and measured.isdisjoint(here)
         if held or incident["went_away"]:
             close = f"kc-otel alerts ack {incident['contract']} --close --why ..."
             why = "its traffic has ended" if held else "the kernel serves nobody"

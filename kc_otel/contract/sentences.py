@@ -23,6 +23,8 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fail": "check for invalid input and stale weights, then roll the kernel version back or pin the slice to the "
         "training kernel",
+        "train-kernel": "compare the training kernels, and roll back the one that changed: the same version passed "
+        "against another",
         "no-data": "check that the traffic and the exports of the recorders still run",
         "inconclusive": "wait for more samples, or raise `sampling`",
         "invalid-input": "fix the input that the checks name, and do not judge drift before that",

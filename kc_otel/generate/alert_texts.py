@@ -74,15 +74,22 @@ class AlertStep:
     @property
     def value(self) -> str:
         """PromQL: the verdict of every cell, or sequences of each pair that failed input checks."""
-        matchers = {"kc.contract": self.contract.name}
-        if self.clause is None:
-            window = format_duration(self.contract.observability.window)
-            failed = selector("kc.input.invalid", matchers, INVALID_ONCE)
-            # `increase` does not count the first value of a series that appears, such as of a job that ends with it.
-            seen, before = f"last_over_time({failed}[{window}])", f"last_over_time({failed}[1d] offset {window})"
-            counted = f"({seen} unless {before}) or increase({failed}[{window}])"
-            return f"sum by ({', '.join(CELL_LABELS[1:])}) ({counted})"
-        return f"max by ({', '.join(CELL_LABELS)}) ({self.verdicts})"
+        if self.clause is not None:
+            return f"max by ({', '.join(CELL_LABELS)}) ({self.verdicts})"
+        return self.failed(selector("kc.evaluator.last_evaluation", {"kc.contract": self.contract.name}))
+
+    def failed(self, heard: str = "") -> str:
+        """PromQL: sequences of each pair that failed input checks in the window.
+
+        `increase` does not count the first value of a series that appears, such as of a job that ends with it. It is
+        counted, if there is a series that Prometheus has `heard` before the window: one without history knows nothing.
+        """
+        window = format_duration(self.contract.observability.window)
+        failed = selector("kc.input.invalid", {"kc.contract": self.contract.name}, INVALID_ONCE)
+        earlier = f"[1d] offset {window})"
+        first = f"last_over_time({failed}[{window}]) unless last_over_time({failed}{earlier}"
+        first += f" and on () last_over_time({heard}{earlier}" * bool(heard)
+        return f"sum by ({', '.join(CELL_LABELS[1:])}) (({first}) or increase({failed}[{window}]))"
 
     @property
     def verdicts(self) -> str:

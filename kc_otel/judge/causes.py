@@ -10,7 +10,8 @@ A prompt whose rollouts are of several ages is an observation at each of them: s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,9 +20,11 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, TV_PLACE, Unit
 from kc_otel.contract.slices import ALL, PLACES, STALE, STALE_BY_LAG
 from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.series import LONG, SHORT, Pair
 from kc_otel.judge.statistics import clause_interval, metric_name
-from kc_otel.judge.verdict import Causes, Cell, OfLag, Part
+from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
+from kc_otel.judge.verdicts import cells_of, selected
 from kc_otel.stats import Binned, Interval, mean_interval
 
 TOKENS: Final = "tv_token"
@@ -123,6 +126,25 @@ def to_blame(limit: float, total: Part, kernel: Part, staleness: Part) -> str:
         return numbers
     own = "not the kernels' drift" if kernel.upper <= limit else "and the kernels' drift is undecided"
     return f"staleness grew, {own}: {numbers}"
+
+
+def passes_against(verdicts: Sequence[Verdict], kernels: Iterable[KernelInfo]) -> dict[Cell, str]:
+    """For cells that FAIL, say against which other training kernel the same version passes.
+
+    Nothing is said where another version passes against the one of the FAIL: the version may be to blame.
+    """
+    failing, found = selected(verdicts, {Status.FAIL}), dict[Cell, str]()
+    if not failing or len({cell.kernel_train for cell in cells_of(verdicts)}) < 2:
+        return found
+    names, passing = kernel_names(kernels), defaultdict[tuple[str, str], list[Cell]](list)
+    for verdict in selected(verdicts, {Status.PASS}):
+        passing[verdict.cell.place].append(verdict.cell)
+    for cell in [verdict.cell for verdict in failing]:
+        beside, train = passing[cell.place], cell.kernel_train
+        others = [of.kernel_train for of in beside if of.kernel_inference == cell.kernel_inference]
+        if others and not any(of.kernel_train == train != of.kernel_inference for of in beside):
+            found[cell] = f"the same version passed against {names.get(('train', others[0]), others[0])}"
+    return found
 
 
 def _additive(clause: Clause) -> bool:

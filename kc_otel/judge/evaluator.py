@@ -17,7 +17,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
 from kc_otel.contract.words import FAILS_CHECKS, listed
-from kc_otel.judge.causes import causes_of, drift_by_place
+from kc_otel.judge.causes import causes_of, drift_by_place, passes_against
 from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.cells import sampling_notes, too_many
 from kc_otel.judge.columns.message_streams import MessageStreams
@@ -258,10 +258,7 @@ class Evaluator:
         for name, state in self.states.items():
             state.sharing = () if table is None else sharing(table, name)
         with without_collector():
-            return {
-                name: Evaluation(now, self._verdicts_of(state, now), dict(self.steps[name]), self._causes(state, now))
-                for name, state in self.states.items()
-            }
+            return {name: self._evaluation(state, now) for name, state in self.states.items()}
 
     def invalid_input(self, contract: str, now: float) -> dict[Pair, dict[str, int]]:
         """Sequences that failed an input check in the window, by kernel pair and reason."""
@@ -379,6 +376,11 @@ class Evaluator:
         for state in self.states.values():
             total.update(state.events)
         return total
+
+    def _evaluation(self, state: ContractState, now: float) -> Evaluation:
+        verdicts, steps = self._verdicts_of(state, now), dict(self.steps[state.contract.name])
+        against = passes_against(verdicts, state.kernels.values())
+        return Evaluation(now, verdicts, steps, self._causes(state, now), against)
 
     def _verdicts_of(self, state: ContractState, now: float) -> Sequence[Verdict]:
         contract, cells = state.contract, self._cells_of[state.contract.name]

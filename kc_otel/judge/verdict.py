@@ -192,6 +192,8 @@ class Evaluation:
     """The trainer's newest step by pair of kernels, (training, inference), of those that tell it."""
     causes: Mapping[Cell, Causes] = field(default_factory=dict)
     """For cells on all traffic where older weights sampled some of it."""
+    passes_against: Mapping[Cell, str] = field(default_factory=dict)
+    """For cells that FAIL while the same version passes against another training kernel, which one that is."""
 
     def step_of(self, cell: Cell) -> int | None:
         """The trainer's step that a cell was judged at; None where nobody tells it."""
@@ -199,9 +201,8 @@ class Evaluation:
 
     def of_kernel(self, version: str) -> Evaluation:
         """Return the part about one version of the inference kernel."""
-        return Evaluation(
-            self.at, tuple(verdict for verdict in self.verdicts if verdict.cell.kernel_inference == version)
-        )
+        verdicts = tuple(verdict for verdict in self.verdicts if verdict.cell.kernel_inference == version)
+        return Evaluation(self.at, verdicts, passes_against=self.passes_against)
 
     def fails(self, version: str) -> bool:
         """Return True if anything FAILs for one version of the inference kernel."""

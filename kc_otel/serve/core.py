@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.words import NOTIFYING, place
-from kc_otel.judge.decisions import DecisionTable
+from kc_otel.judge.decisions import TRAIN_KERNEL, DecisionTable
 from kc_otel.judge.escalation.alerts import Alert, People, PolicyState
 from kc_otel.judge.escalation.escalate import (
     AT_ONCE,
@@ -358,6 +358,13 @@ class Core:
     def firing(self, contract: str | None = None) -> list[Alert]:
         """Alerts that fire; of one contract, or of all for None."""
         return [alert for name, state in self.policies.items() if contract in {None, name} for alert in state.firing]
+
+    def actions(self, alert: Alert) -> list[str]:
+        """Actions of an alert's step; of one that fires, a route only until a person has lifted it."""
+        of = alert.cell.contract, alert.cell.slice, alert.cell.kernel_inference
+        routed = any((route.contract, route.slice, route.avoid) == of for route in self.decisions.routes)
+        lifted = alert.fires and not routed and alert.cell.contract not in self.dry_run
+        return [str(action) for action in alert.actions if not lifted or action.target != TRAIN_KERNEL]
 
     def _write(
         self, contract: Contract, before: EscalationState, escalation: Escalation, now: float, unit: UnitOfWork

@@ -158,7 +158,7 @@ class Listeners:
             if now - max(report.at, self._started_at) > _PRESENT_SECONDS
         }
         if silent:
-            named = [f"{_name(instance)} since {moment(report.at)[11:16]} UTC" for instance, report in silent.items()]
+            named = [f"{_name(instance)} since {moment(report.at)[:16]} UTC" for instance, report in silent.items()]
             may = f"{'it' if len(named) == 1 else 'they'} may still serve this kernel"
             return f"{_of(named, counted, 'has', 'have')} not polled: {_listed(named)}; {may}"
         older = [_name(instance) for instance, report in left.items() if report.taken < since]

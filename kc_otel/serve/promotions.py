@@ -271,7 +271,9 @@ class Promotions:
         if move.kind is MoveKind.ROLLBACK and before.full:
             replaced = [of for of in known.values() if of.contract == contract.name and of.replaced]
             for other in sorted(replaced, key=lambda promotion: promotion.entered)[-1:]:
-                self._step(known, contract, machine.restored(other, before.version, now), evaluation, now, unit)
+                newest = self._evaluator.newest_of(contract.name, other.version)
+                again = machine.restored(other, before.version, now, newest)
+                self._step(known, contract, again, evaluation, now, unit)
         if after.full:
             for other_key, other in sorted(known.items()):
                 if other.contract == contract.name and other.full and other_key != key:

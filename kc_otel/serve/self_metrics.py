@@ -85,10 +85,10 @@ def read(
         "kc.alert.firing": sorted({(*alert.cell[:3], alert.severity, 1.0) for alert in core.firing()}),
         "kc.action.active": sorted(
             {
-                (*alert.cell[:3], str(action), 1.0)
+                (*alert.cell[:3], action, 1.0)
                 for alert in core.firing()
                 if alert.cell.contract not in core.dry_run
-                for action in alert.actions
+                for action in core.actions(alert)
             }
         ),
         "kc.incident": [

@@ -19,6 +19,7 @@ from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
+from tests.tools.api import client_of
 from tests.tools.fleet import Fleet, closed_by_a_person
 
 CONTRACT = """\
@@ -160,10 +161,18 @@ def test_a_slice_is_pinned_and_unpinned(kc):
 
 @pytest.mark.slow
 def test_a_route_is_lifted_with_a_reason_once(kc):
+    """The alert fires on, and orders no route before it fires anew."""
     lifted = ("route", "resume", "policy", "--slice", "code", "--why", "patched")
+    metrics = client_of(kc.core)
+
+    def ordered() -> list[bool]:
+        return ["route:train-kernel" in text for text in (kc("alerts", "list")[1], metrics.get("/metrics").text)]
+
+    assert ordered() == [True, True]
     code, shown = kc(*lifted)
     assert (code, shown.startswith("routes lifted: 1;")) == (0, True)
     assert kc.core.decisions.routes == ()
+    assert ordered() == [False, False]
     assert "ada resumed" in kc("events")[1]
     code, shown = kc(*lifted)
     assert code != 0

@@ -137,9 +137,10 @@ def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
     assert "  on bb against aa" in lines
 
 
-def test_what_is_measured_is_not_said_to_be_closed_once_its_traffic_has_ended() -> None:
+@pytest.mark.parametrize("text", ["nothing has refuted it since", "routing to the training kernel was ordered"])
+def test_what_is_measured_is_not_said_to_be_closed_once_its_traffic_has_ended(text: str) -> None:
     """A person closes what nothing is measured of: a raised limit, or a recorder that died beside others, is more."""
-    found = incident(kernel_train="aa", state_text="Was broken; nothing has refuted it since")
+    found = incident(kernel_train="aa", state_text=f"Was broken; {text}")
     for status, said in (("PASS", False), ("NO_DATA", True)):
         here = cell(status, slice="all", kernel_train="aa", kernel_inference="bb")
         lines = [line.plain for line in _incidents([found], [here], 60.0, [])]
@@ -183,7 +184,7 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
     assert _exit_code(cells, [], [], unknown=False) == 0
     assert _exit_code([], [], [], unknown=False) == 3, "no evaluation yet"
     assert _exit_code(cells, [incident("fail", "broken", only_route_left=True)], [], unknown=False) == 0
-    assert _exit_code(cells, [incident("fail", "broken", cells=over, went_away=True)], [], unknown=False) == 1
+    assert _exit_code(cells, [incident("fail", "broken", cells=over, went_away=True)], [], unknown=False) == 3
     assert _exit_code(cells, [incident("fail", "unproven", cells=over)], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
     assert _exit_code([{"status": "FAIL"}], [], [], unknown=True) == 1

@@ -230,6 +230,19 @@ def test_verdicts_have_names_and_colours_in_both_tables(boards, repository):
         assert texts == {str(status.code): f"{shapes[status]} {status}" for status in Status}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_margin_below_zero_is_no_breach_by_its_colour(boards, name):
+    """An undecided cell's is negative, too; the verdict beside it says which."""
+    for panel in panels(boards[name]):
+        config = panel.get("fieldConfig", {"defaults": {}, "overrides": []})
+        named = {of["matcher"]["options"]: of["properties"] for of in config["overrides"]}
+        shown = [
+            of["value"] for title, own in named.items() if "argin" in title for of in own if of["id"] == "thresholds"
+        ]
+        shown += [config["defaults"].get("thresholds", {"steps": []})] if "argin" in panel["title"] else []
+        assert not [step for of in shown for step in of["steps"] if step["color"] == "red"], panel["title"]
+
+
 def test_every_combination_of_actions_has_words(boards):
     (mapping,) = column(table(boards["overview"], WORST), "Actions")["mappings"]
     assert set(mapping["options"]) == {str(code) for code in range(2 ** len(ACTION_BITS))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -28,9 +29,12 @@ from kc_otel.generate.alert_texts import (
 from kc_otel.generate.files import write
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.alerting import alerting_file, evaluator_alerting_file
+from kc_otel.generate.grafana.promotion_board import promotion_file
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.judge.verdict import FAULTS, Status
+from tests.generate.test_dashboards import panels
 
 STEP = 10
 """Seconds between evaluations: every duration of the contract is a multiple of it."""
@@ -368,8 +372,29 @@ def test_the_first_sequences_that_fail_are_an_alert_and_those_before_an_outage_a
     fires = 'count(ALERTS{alertstate="firing", alertname="KernelContractInvalidInput"})'
     series = {lives(): "0+15x400", failed: "_x40 32x320"}
     answer(series, [found(fires, "12m", "{}"), found(fires, "30m")], rules[0])
+    old = {lives(): "_x40 600+15x320", failed: "_x40 32x160 33x200"}  # Prometheus is new, and they are not
+    answer(old, [found(fires, "12m"), found(fires, "52m", "{}")], rules[0])
     series = {lives(): "0+15x400", failed: "32x80 stale _x80 32x240"}
     answer(series, [found(fires, "42m")], rules[0])
+
+
+@pytest.mark.slow
+def test_a_maximum_of_none_passes_in_standalone_rules_while_none_is_seen(answer, policy, tmp_path) -> None:
+    """Steps of a lag are whole numbers: what the zero bucket holds is 0."""
+    lag = {"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}
+    contract = Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [], "runtime": [lag]})
+    write([standalone_file(contract)], tmp_path)
+    names = f'kc_contract="{policy.name}",kc_slice="all",{PAIR.partition(",")[2]}'
+    none = "{{schema:4 count:%d sum:0 z_bucket:%d z_bucket_w:0.5 buckets:[0]}}"
+    counts = [none % (100 * at, 100 * at) for at in range(1, 60)]
+    one = "{{schema:4 count:%d sum:1 z_bucket:%d z_bucket_w:0.5 offset:-1 buckets:[0 1]}}"
+    counts += [one % (100 * at + 1, 100 * at) for at in range(60, 81)]
+    status = f'kc_rule_status{{kc_contract="{policy.name}", kc_clause="lag"}}'
+    cell_of = f'{{__name__="kc_rule_status",kc_clause="lag",{names}}}'
+    asked = [found(status, "14m", cell_of, value=0), found(status, "18m", cell_of, value=3)]
+    answer(
+        {f"kc_weights_lag{{{names}}}": " ".join(counts)}, asked, tmp_path / "prometheus/standalone/rules/policy-7b.yaml"
+    )
 
 
 def route(slice: str, version: str, kernel: str) -> str:
@@ -443,6 +468,11 @@ CASES = {
         ],
         [('{kc_contract="policy-7b", kc_slice="all"}', 0.25)],
     ),
+    "what failed before and after a restart counts": (
+        f"({queries.increase('kc.input.invalid')}) >= bool 35",
+        [(f'kc_input_invalid_total{{{PAIR},kc_slice="all"}}', "_x5 10 20 30 5 10 15x14")],
+        [("{}", 1)],
+    ),
     "a step is known without an evaluator": (queries.minimum_step(), [], [("{}", 30)]),
 }
 
@@ -454,6 +484,18 @@ def test_dashboard_queries_answer_what_they_say(answer, case):
     asked = found(as_in_grafana(expression), "30m")
     asked["exp_samples"] = [{"labels": labels, "value": value} for labels, value in expected]
     answer(dict(series), [asked], interval="1m")
+
+
+@pytest.mark.slow
+def test_evidence_of_kernels_that_are_gone_is_no_row_of_the_promotion_board(answer) -> None:
+    (table,) = [
+        panel for panel in panels(json.loads(promotion_file().text)) if panel["title"].startswith("Evidence by")
+    ]
+    series = {cell("kc_verdict"): "0x40", cell("kc_verdict").replace(INFERENCE, "cc"): "0x20 stale"}
+    pair = f'{{kc_contract="policy-7b", kc_kernel_train="{TRAIN}", kc_kernel_inference="{INFERENCE}"}}'
+    share = [target["expr"] for target in table["targets"] if "avg_over_time" in target["expr"]]
+    asked = found(as_in_grafana(share[0]), "35m") | {"exp_samples": [{"labels": pair, "value": 1}]}
+    answer(series, [asked], interval="1m")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from kc_otel.contract.sentences import promise
 from kc_otel.generate.alert_texts import alert_steps, static_labels, unique_names
 from kc_otel.generate.files import Sites
 from kc_otel.generate.prometheus import evaluator_file, prometheus_files
-from kc_otel.generate.prometheus.alerting_rules import alert_rule, expression, rule_file
+from kc_otel.generate.prometheus.alerting_rules import VerdictSource, alert_rule, expression, rule_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.judge.verdict import INPUT_CLAUSE
 
@@ -34,7 +34,9 @@ def test_invalid_input_is_counted_over_the_contracts_window(policy):
     kernels = "kc_kernel_train, kc_kernel_inference"
     failed = 'kc_input_invalid_total{kc_contract="policy-7b", kc_slice=~"all|"}'
     first = f"last_over_time({failed}[5m]) unless last_over_time({failed}[1d] offset 5m)"
-    assert expression(alert) == f"sum by ({kernels}) (({first}) or increase({failed}[5m])) > 0"
+    heard = 'last_over_time(kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"}[1d] offset 5m)'
+    assert expression(alert) == f"sum by ({kernels}) (({first} and on () {heard}) or increase({failed}[5m])) > 0"
+    assert heard not in expression(alert, VerdictSource("kc.rule.status", "kc.rule")), "no evaluator is heard there"
     assert alert_rule(alert)["labels"]["kernel_inference"] == "{{ $labels.kc_kernel_inference }}"
 
 

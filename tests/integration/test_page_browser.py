@@ -346,8 +346,10 @@ def test_a_headline_says_no_more_than_is_known(browser: Any, serve: Callable[...
     assert shown({"INVALID_INPUT": 1}, invalid) == ["Sequences fail the input checks", "fail", "⊘ Invalid input"]
     assert shown({"NO_DATA": 1}, waiting, heard=False)[:2] == ["Waiting for the first data", "silent"]
     assert shown({"PASS": 1, "NO_DATA": 1}, waiting)[:2] == ["Nothing is known to be broken", ""]
-    away = shown({"PASS": 2}, fail | {"state": "unproven", "went_away": True})
-    assert away[:2] == ["Nothing is known to be broken; a breach went away without proof of recovery", "silent"]
+    for state in ("unproven", "broken"):  # a route is ordered that nobody is seen to take
+        away = shown({"PASS": 2}, fail | {"state": state, "went_away": True})
+        said = "Nothing is known to be broken; a breach went away without proof of recovery"
+        assert away == [said, "silent", "\N{EN DASH} Unproven"]
     hook = {"endpoint": "pager", "waiting": 0, "parked": 0, "disabled": ""}  # all of it was over before it was sent
     health = {"points": {}, "invalid": {}, "failures": {}, "shards": [], "series": 0, "outbox": [hook]}
     told = browser.evaluate(f"""import('/page/aside.js').then((page) => {{
@@ -670,6 +672,32 @@ def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
     assert "this page is out of date; all contracts: the state cannot be written" in notice
     browser.screenshot(tmp_path / "late.png")
     assert (tmp_path / "late.png").stat().st_size
+
+
+def test_the_tab_of_a_contract_is_no_greener_than_its_headline(browser, serve, recorder):
+    """A version that was measured after its rollback, or points that nothing judges, are no PASS of the contract."""
+    evaluator = serve()
+    recorder(evaluator).send(**CALM)
+    browser.open(evaluator.api)
+    mark = "document.querySelector('#contracts .shape')?.ariaLabel"
+    browser.wait(f"{mark} === 'Pass'")
+    stray = {
+        "contract": "policy", "kernel": "v2", "status": "rolled-back", "stage": "offline-ci", "position": "offline-ci",
+        "entered": 1, "seen_serving": 2, "missing": [], "hold": None, "elsewhere": "", "reason": "",
+    }  # fmt: skip
+    lost = {"contract": "policy", "outcome": "late", "since": 1, "text": "", "kernel_train": "", "kernel_inference": ""}
+    for path, key, row in (("/overview", "missing", lost), ("/promotions", "promotions", stray)):
+        browser.evaluate(f"""(() => {{
+          const real = window.fetch;
+          window.fetch = async (...asked) => {{
+            const answer = await real(...asked);
+            if (!String(asked[0]).includes('{path}')) return answer;
+            return new Response(JSON.stringify({{ ...await answer.json(), {key}: [{json.dumps(row)}] }}));
+          }};
+        }})()""")
+        browser.wait(f"{mark} === '{'Not all judged' if row is lost else 'Measured after its rollback'}'")
+    assert "measured after its rollback" in browser.evaluate("document.title")
+    assert browser.evaluate("document.querySelector('#overview-title').textContent").endswith("after its rollback")
 
 
 def test_a_browser_asks_for_a_token_once(browser: Any, serve: Callable[..., Evaluator], tmp_path: Path) -> None:

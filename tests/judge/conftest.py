@@ -111,12 +111,14 @@ class Sender:
                 side.bucket_counts.extend(counts[i] for i in range(min(counts), max(counts) + 1))
 
 
-def info_request(now: float, value: int, instance: str = "0", version: str = "b" * 12) -> ExportMetricsServiceRequest:
+def info_request(
+    now: float, value: int, instance: str = "0", version: str = "b" * 12, role: str = "inference", attention: str = ""
+) -> ExportMetricsServiceRequest:
     """A request with one point of kc.kernel.info; the value is 0 once a recorder is done with the version."""
     attributes = {
-        "kc.contract": "policy", "kc.kernel.role": "inference", "kc.kernel.version": version,
-        "kc.kernel.engine": "vllm", "kc.kernel.dtype": "fp8",
-    }  # fmt: skip
+        "kc.contract": "policy", "kc.kernel.role": role, "kc.kernel.version": version, "kc.kernel.engine": "vllm",
+        "kc.kernel.dtype": "bfloat16" if attention else "fp8",
+    } | ({"kc.kernel.attention": attention} if attention else {})  # fmt: skip
     request = Sender("kc.kernel.info", instance=instance, attributes=attributes).request(now)
     metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
     said = list(metric.exponential_histogram.data_points[0].attributes)

@@ -132,10 +132,11 @@ def test_an_order_is_applied_once_each_router_that_counts_has_it(said: Callable[
     assert said({"a": has, "b": lacks}) == "1 of 2 routers has not applied it: b"
     assert said({"": has}) == "1 of 1 router has not applied it: one without an id"
     assert said({"a": has, "b": lacks}, now=ORDER + 200.0) == (
-        "1 of 2 routers has not polled: b since 01:23 UTC; it may still serve this kernel"
+        "1 of 2 routers has not polled: b since 1970-01-01 01:23 UTC; it may still serve this kernel"
     )
     assert said(dict.fromkeys("abcde", lacks), now=ORDER + 9e5) == (
-        "5 of 5 routers have not polled: a since 01:23 UTC, b since 01:23 UTC, c since 01:23 UTC, 2 more; "
+        "5 of 5 routers have not polled: a since 1970-01-01 01:23 UTC, b since 1970-01-01 01:23 UTC, "
+        "c since 1970-01-01 01:23 UTC, 2 more; "
         "they may still serve this kernel"
     )
     new = {"a": has, "b": (ORDER + 1.0, None)}
@@ -161,4 +162,4 @@ def test_routers_beyond_those_that_are_told_apart_have_taken_what_all_of_them_ha
         )
     assert len(listeners.routers["policy"]) == 1025
     said = listeners.behind(contract, "code", ORDER, None, ORDER + 3030.0)
-    assert said == "1 of 1025 routers has not polled: others since 01:56 UTC; it may still serve this kernel"
+    assert said == "1 of 1025 routers has not polled: others since 1970-01-01 01:56 UTC; it may still serve this kernel"

@@ -1,6 +1,7 @@
 """Promotions in the evaluator: stepped with its ticks, told over its API, kept with its state."""
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -175,20 +176,24 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
 
 def test_the_version_before_one_that_is_rolled_back_is_full_again(driven):
     """So routers send requests to it while the evaluator is away; a FAIL that lasts rolls it back, as any full one."""
-    told = driven.core.promotions
+    told, measured = driven.core.promotions, {"v1": 1.0}
+    driven.core.evaluator.newest_of = lambda _, version: measured.get(version, -math.inf)
     for now, version in enumerate(("v1", "v2", "v3")):
         told.tell("policy", version, "force", "ada", "it serves", now, stage=Stage.FULL, start=True)
     told.tell("policy", "v4", "start", "ada", "", 3.0)
     driven.tick(4, v2="FAIL", v3="FAIL")
     assert [promoted.version for promoted in driven.core.decisions.promoted] == ["v2"]
     assert (driven.shares(), told.of("policy", "v2").full) == ({"v3": 0.0, "v4": 0.0}, True)
-    assert [event["message"] for event in driven.events()][-1] == "v2 is full again: v3 was rolled back"
+    again = "is full again: v3 was rolled back; nothing of it is measured any more"
+    assert told.of("policy", "v2").reason == [event["message"] for event in driven.events()][-1] == f"v2 {again}"
     told.tell("policy", "v4", "rollback", "ada", "not now", 5.0)
     assert len([promotion for promotion in told.all() if promotion.full]) == 1, "v4 had replaced none"
     driven.tick(30, v2="FAIL")
     assert told.of("policy", "v2").full, "what failed already is known"
     driven.tick(400, v2="FAIL")
     assert [promoted.version for promoted in driven.core.decisions.promoted] == ["v1"]
+    last = "v1 is full again: v2 was rolled back; it was measured last at 1970-01-01 00:00:01 UTC"
+    assert told.of("policy", "v1").reason == last
 
 
 def test_the_end_of_a_hold_on_a_replaced_version_replaces_nothing(driven):

@@ -622,11 +622,15 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(make
 
     fleet.breach()
     assert state() == 2.0
+    said = []
     while fleet.core.firing():
         assert state() == 2.0
+        said.append(fleet.core.incidents()[0].state_text.partition(" ordered at ")[0])
         fleet.run(10, healthy=0.001)
     fleet.run(60, healthy=0.001)
     assert state() == 0.0
+    was = [f"{word}; routing to the training kernel was" for word in ("Broken", "Was broken")]
+    assert list(dict.fromkeys(said)) == was, "an alert alone holds it at last"
 
 
 def test_a_repaired_fleet_is_not_told_as_unproven_while_its_recorders_report_one_after_another(make_fleet):
@@ -841,3 +845,34 @@ def test_an_outage_of_the_evaluator_is_no_silence_of_what_it_did_not_hear(make_f
     assert [
         event.message for event in fleet.core.events.newest(limit=1000, verdicts=False) if event.kind == "over"
     ] == []
+
+
+@pytest.mark.parametrize("tried", [False, True], ids=["alone", "beside a version that passes"])
+def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_against_the_old_one(make_fleet, tried):
+    """The message names both by the fields in which they differ; another version that passes clears it."""
+    fleet, new, version = make_fleet(), "d" * 12, "b" * 12
+    told = fleet.core.promotions
+    fleet.run(60, healthy=0.001)
+    told.tell("policy", version, "force", "ada", "it serves", fleet.now, stage=Stage.FULL, start=True)
+    fleet.run(60, healthy=0.001)
+    senders = [Sender(instance="new", train=new, start=fleet.now)]
+    senders += [Sender(instance="sound", train=new, inference="e" * 12, start=fleet.now)] * tried
+    kernels = [("a" * 12, "eager"), (new, "sdpa")]
+
+    def trained(drift: float) -> list[ExportMetricsServiceRequest]:
+        infos = [info_request(fleet.now, 1, "new", kernel, "train", of) for kernel, of in kernels]
+        sound = [fleet.report(sender, 0.001, version="e" * 12) for sender in senders[1:]]
+        return [*infos, *sound, fleet.report(senders[0], drift)]
+
+    for seconds in (60, 600):
+        fleet.feed(seconds, lambda: trained(0.4))
+        assert told.of("policy", version).full is not tried
+    (incident,) = [of for of in fleet.core.incidents() if of.pair == (new, version)]
+    against = f"the same version passed against vllm bfloat16, attention eager ({'a' * 12})"
+    assert incident.extents[0][1].endswith(against) is not tried
+    blamed = "Now: compare the training kernels, and roll back the one that changed"
+    assert {body["kernelContract"]["next"].startswith(blamed) for body in fleet.told()} == {not tried}
+    if not tried:
+        fleet.feed(400, lambda: trained(0.001))
+        fleet.feed(60, lambda: trained(0.4))
+        assert not told.of("policy", version).full, "it passed against the new one, too"

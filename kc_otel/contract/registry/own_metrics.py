@@ -126,7 +126,7 @@ _METRICS: Final = (
         "1 for the kernel that the decision table chooses for those requests of a slice that this version would "
         "serve."),
     _gauge("kc.action.active", "1", ("kc.contract", "kc.clause", "kc.slice", "kc.action"),
-        "1 for each action of a firing step of the escalation policy."),
+        "1 for each action of a firing step of the escalation policy; none for a route that a person has lifted."),
     _gauge("kc.incident", "1", ("kc.contract", "kc.incident", "kc.incident.on", *_PAIR),
         "An open incident: 2 while it is broken, 1 while it is contained, 0 a window after it went away without proof "
         "of recovery; no value once it is over and only its route remains."),

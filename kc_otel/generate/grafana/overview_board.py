@@ -12,7 +12,7 @@ from kc_otel.generate.files import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, Gen
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.health_board import evaluator_panel, invalid_panel, points_panel
-from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
+from kc_otel.generate.grafana.panels import legend, mapping, target
 from kc_otel.judge.verdict import Status
 
 _NAMES: Final = legend(*queries.CELL[:3])
@@ -98,7 +98,7 @@ def _margins() -> Any:
     )
     shown = [target(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause"))]
     graph = panels.graph(14, "$contract: margin of each clause", about, shown, "percentunit")
-    return graph.thresholds(thresholds("red", (0.0, "green"))).repeat("contract").max_per_row(3).data_links([into])
+    return graph.repeat("contract").max_per_row(3).data_links([into])
 
 
 _TITLES: Final = dict(

@@ -80,13 +80,15 @@ def properties(values: Mapping[str, object]) -> list[Any]:
     return [sdk.models.DynamicConfigValue(name, value) for name, value in values.items()]
 
 
+MARGIN_COLOURS: Final = thresholds("yellow", (0.2, "green"))
+"""No red: below zero the limit is broken, or only not shown to be kept; the verdict beside it says which."""
 MARGIN: Final[Mapping[str, object]] = {
     "unit": "percentunit",
     "decimals": 1,
-    "thresholds": thresholds("red", (0.0, "yellow"), (0.2, "green")).build(),
+    "thresholds": MARGIN_COLOURS.build(),
     "custom.cellOptions": {"type": "color-text"},
 }
-"""Column of a table with margins as shares of limits: red beyond the limit, yellow near it."""
+"""Column of a table with margins as shares of limits."""
 
 
 def legend(*attributes: str) -> str:

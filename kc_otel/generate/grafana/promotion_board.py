@@ -9,7 +9,7 @@ from kc_otel.contract.registry.own_metrics import METRICS, label
 from kc_otel.generate.files import PROMOTION_UID, STAGE_ID, GeneratedFile
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
-from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
+from kc_otel.generate.grafana.panels import legend, mapping, target
 from kc_otel.judge.verdict import Status
 
 _STAGES: Final = {
@@ -55,7 +55,7 @@ def _panels() -> Iterator[Any]:
             "Worst verdict": worst,
             "PASS since": f"{queries.by(queries.PAIR, queries.since())} and on ({of}) {worst} == {passes}",
             "In its stage since": f"0 * {worst} + on ({queries.labels(version)}) group_left () (1000 * {entered})",
-            "Share of the range in PASS": f"avg_over_time(({passing})[$__range:1m]) or ({passing})",
+            "Share of the range in PASS": f"(avg_over_time(({passing})[$__range:1m]) or ({passing})) and {worst}",
             "Smallest margin": margin,
             "Fewest samples": queries.by(queries.PAIR, queries.cells("kc.bound.samples", how="min"), "min"),
             "Cells": queries.by(queries.PAIR, queries.cells("kc.verdict"), "count"),
@@ -86,7 +86,7 @@ def _panels() -> Iterator[Any]:
     )
     yield panels.graph(
         14, "Smallest margin of each kernel version", about, (target(margin, pair),), "percentunit", span=24
-    ).thresholds(thresholds("red", (0.0, "green")))
+    )
 
 
 def _stages() -> Iterator[Any]:

@@ -175,8 +175,9 @@ def increase(metric: str) -> str:
     of, recorders = _of_contract(metric), health("kc.recorder.sampling")
     # `increase` does not count the first value of a series that appears, and a store forgets what was before a day.
     seen, before = f"last_over_time({of}[$__range])", f"last_over_time({of}[1d] offset $__range)"
-    counted = f"({seen} unless {before}) or increase({of}[$__range])"
-    return f"sum({counted}) or (0 * {recorders} and on () ({LIVING}))"
+    # It does count what came after a restart: of a series that began within the range, the larger one counts.
+    grown, new = f"increase({of}[$__range])", f"({seen} unless {before})"
+    return f"sum({grown} >= {new} or {new} or {grown}) or (0 * {recorders} and on () ({LIVING}))"
 
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:

@@ -63,9 +63,7 @@ def _now() -> Iterator[Any]:
         yield _in_unit(panels.state(id, title, about, _cells(name), coloured=False).decimals(4))
     about = "Distance from the bound that decides to the limit, as a share of it; negative if the limit may be broken."
     query = f"min({queries.margin_share(_CLAUSE)})"
-    yield panels.state(
-        5, "Margin", about, query, unit="percentunit", colours=thresholds("red", (0.0, "yellow"), (0.2, "green"))
-    ).decimals(1)
+    yield panels.state(5, "Margin", about, query, unit="percentunit", colours=panels.MARGIN_COLOURS).decimals(1)
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
     yield panels.state(6, "Samples", about, _cells("kc.bound.samples"), unit="short", coloured=False)
     about = (

@@ -118,7 +118,7 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     """
     status = alert.status
     if status is None:
-        return f"{alert.value} > 0"
+        return f"{alert.value if source.lives else alert.failed()} > 0"
     lives = f"on () ({living(alert.contract.name)})"
     verdicts = selector(source.verdict, {"kc.contract": alert.contract.name, "kc.clause": alert.clause_id})
     value = f"max by ({', '.join(CELL_LABELS)}) ({verdicts})"

@@ -36,7 +36,7 @@ PLANNED_PAIRS: Final = 4
 
 _SAMPLE_SIZES: Final = 10
 """Sizes of a sample that a quantile's rank is shifted for."""
-_EDGE_ROUNDING: Final = 1e-9
+EDGE_ROUNDING: Final = 1e-9
 """Largest relative error of a bucket's edge from arithmetic in float64."""
 NOT_ONE: Final = 1e-6
 """Less than one observation, and more than rounding makes of none."""
@@ -110,7 +110,7 @@ def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: Nati
     mean = histogram.mean
     least, most = mean, mean
     above = below = ""
-    wider = text(1 + _EDGE_ROUNDING)
+    wider = text(1 + EDGE_ROUNDING)
     if ceiling < quantity.high:
         above = histogram.above(_edge_toward(ceiling, histogram.layout, down=True))
         beyond = f"clamp_min({histogram.quantile(1.0)} * {wider} - {text(ceiling)}, 0)"
@@ -192,7 +192,7 @@ def _maximum(histogram: Native, *, signed: bool) -> Forms:
     """The upper edge of the largest value's bucket; in the zero bucket, its sign is unknown too."""
     largest, zero = histogram.quantile(1.0), histogram.layout.zero_threshold
     inward = histogram.layout.growth - 1.0
-    in_zero = f"({largest} <= bool {zero * (1.0 + _EDGE_ROUNDING)!r})"
+    in_zero = f"({largest} <= bool {zero * (1.0 + EDGE_ROUNDING)!r})"
     size = f"abs({largest})" if signed else largest
     return Forms(
         largest,

@@ -23,7 +23,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_texts import CELL_LABELS, alert_steps
 from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites, as_yaml
 from kc_otel.generate.prometheus.alerting_rules import INTERVAL_SECONDS, VerdictSource, alert_rule
-from kc_otel.generate.prometheus.closed_forms import NOT_ONE, PLANNED_PAIRS, Native, alphas, forms
+from kc_otel.generate.prometheus.closed_forms import EDGE_ROUNDING, NOT_ONE, PLANNED_PAIRS, Native, alphas, forms
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status
 
@@ -73,7 +73,8 @@ def _notes(contract: Contract) -> tuple[str, ...]:
         f"{levels.lower:.4g}, which is alpha split evenly over {split}. Nothing is claimed of",
         f"the time between false alarms, which is {apart} or more for all cells of the evaluator together.",
         "",
-        "Left to the evaluator: a slice that was never seen, the first export of a new series, extremes finer than a",
+        "Left to the evaluator: a slice that was never seen, the first export of a new series (of sequences that fail",
+        "the input checks it counts, old ones too where Prometheus has no history), extremes finer than a",
         "bucket, equal weights of senders that export at different intervals, all actions, and the boards.",
         *(
             f"Left out: {clause.id}, for {clause.metric} carries no contract, slice or kernels as labels."
@@ -162,6 +163,10 @@ def _judged(clause: Clause, contract: Contract, own: _Own) -> str:
     if all(clause.allows_none(slice) for slice in (ALL, *contract.slices)):
         seen = f"{own('kc.rule.window.estimate')} * {own('kc.rule.window.samples')}"
         passes = f"({seen} <= bool {NOT_ONE!r})"
+    elif clause.parsed_statistic.kind == "max" and not any(map(clause.limit_for, (ALL, *contract.slices))):
+        assert clause.quantity is not None
+        zero = bucket_layout(contract, clause.quantity).zero_threshold
+        passes = f"({own('kc.rule.window.estimate')} <= bool {zero * (1.0 + EDGE_ROUNDING)!r})"  # 0, to its resolution
     doubt = Status.INCONCLUSIVE.code
     return (
         f"{doubt} + {Status.FAIL.code - doubt} * {fails} * {any_}\n- {doubt - Status.PASS.code} * {passes} * {enough}"

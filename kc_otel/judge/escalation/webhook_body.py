@@ -366,6 +366,8 @@ def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
     about = "clause-gone" if _alert_kind(first) == "unproven" and facts.changed else _alert_kind(first)
     about = "run-ended" if about == "unproven" and _run_ended(facts.incident) else about
     about = "run-over" if first.run_ended else about
+    row = None if facts.incident is None else facts.incident.cell(*first.cell.place)
+    about = "train-kernel" if about == "fail" and row is not None and row.against else about
     about = ROLLED_BACK if first.on == "fail" and about != "run-ended" and facts.rolled_back else about
     return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=facts.contract.name)}."
 

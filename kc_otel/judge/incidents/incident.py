@@ -68,6 +68,8 @@ class BrokenCell:
     peak_at: float | None = None
     cause: str = ""
     """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
+    against: str = ""
+    """Another training kernel, against which the same version passed meanwhile, as a phrase; empty for none."""
     at: float | None = None
     held: bool = False
     """Whether only its alert says that it is broken: the last verdict does not."""
@@ -300,7 +302,8 @@ class Incident:
             doubted = any(cell.doubted for cell in self.broken)
             return f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
         at, unmet = moment(self.ordered_at)[:16], f", but {self.unmet}" * bool(self.unmet)
-        now = FAULTS[self.on].word if self.broken else "No longer measured as broken"
+        now = "Was broken" if self.on == "fail" and not self.shown else FAULTS[self.on].word
+        now = now if self.broken else "No longer measured as broken"
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
             over = "it was closed by a changed limit" if self.refuted and self.loosened else over
@@ -395,7 +398,7 @@ class Incident:
             return ""
         (begun, first), (at, last) = grown[0], grown[-1]
         many = f"{first} slice{'s' * (first != 1)}"
-        return f"{many} at {moment(begun)[11:16]}, {last} at {moment(at)[11:16]} UTC"
+        return f"{many} at {moment(begun)[:16]}, {last} at {moment(at)[:16]} UTC"
 
     @property
     def headline(self) -> str:
@@ -447,6 +450,9 @@ class Incident:
             rising.sort(key=lambda cell: cell.estimate or 0.0)
         worst = {cell.clause: cell for cell in rising}
         causes = {cell.clause: cell.cause for cell in self.current if cell.cause}
+        causes |= {
+            cell.clause: f"{cell.cause}; {cell.against}".removeprefix("; ") for cell in self.current if cell.against
+        }
         return tuple(
             (clause, "; ".join(filter(None, (_extent(worst[clause], self.on), causes.get(clause, "")))))
             for clause in self.clauses
@@ -464,13 +470,13 @@ def _extent(worst: BrokenCell, on: str) -> str:
 def _as_it_was(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
-    when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
+    when = f" at {moment(worst.at)[:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
     diluted = dilution(worst.reason, past=bool(when)) if on == "fail" else ""
     said_of = f"(confidence interval {interval(worst.lower, worst.upper)})" + f"; {diluted}" * bool(diluted)
     if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
         since = when.strip() if when else "in current measurements"
         return (
-            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
+            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[:16]} UTC against a limit of "
             f"{number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
         )
     times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness >= 1.1 else " against a"

@@ -266,9 +266,11 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
         changed = row.slice != ALL and all(slice != row.slice for _, slice in quantities)
     cell = Cell(tick.contract.name, *place, *key[1:])
     cause = tick.evaluation.causes.get(cell) if key[0] == "fail" and row.until is None else None
-    if changed == row.changed and cause is None:
+    against = "" if before is None else before.against
+    against = (key[0] == "fail" and tick.evaluation.passes_against.get(cell)) or against
+    if (changed, against) == (row.changed, row.against) and cause is None:
         return row
-    return replace(row, changed=changed, cause=row.cause if cause is None else cause.text)
+    return replace(row, changed=changed, against=against, cause=row.cause if cause is None else cause.text)
 
 
 def _broken_row(

@@ -143,9 +143,13 @@ def replaced(promotion: Promotion, version: str, now: float) -> Moved:
     return _moved(promotion, MoveKind.REPLACE, now, message, position=promotion.position, status=status)
 
 
-def restored(promotion: Promotion, version: str, now: float) -> Moved:
-    """The version that served everything before `version`, which was rolled back, does so again."""
-    message = f"{promotion.version} is full again: {version} was rolled back"
+def restored(promotion: Promotion, version: str, now: float, newest: float) -> Moved:
+    """The version that served everything before `version`, which was rolled back, does so again, if it runs still.
+
+    `newest` is the time of its newest observation; -inf for none.
+    """
+    measured = f"it was measured last at {moment(newest)}" if newest > 0 else "nothing of it is measured any more"
+    message = f"{promotion.version} is full again: {version} was rolled back; {measured}"
     status, tally = PromotionStatus.RUNNING, _tally_from(now, failing=True)
     return _moved(promotion, MoveKind.RESTORE, now, message, position=promotion.position, status=status, tally=tally)
 

@@ -102,7 +102,8 @@ def decide(
 ) -> tuple[Tally, Decision]:
     """Return the tally after further evaluations, oldest first, and the decision if a kernel version leaves its stage.
 
-    Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait while
+    Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not, unless that is
+    the training kernel's. Else wait while
     anything is missing. Else advance; a version in the last stage stays there, and lacks nothing.
     """
     failed, own = dict[tuple[str, str, str], str](), Evaluation(0.0)
@@ -112,7 +113,7 @@ def decide(
         failed |= {
             (verdict.cell.clause, verdict.cell.slice, verdict.cell.kernel_train): _said(verdict)
             for verdict in own.verdicts
-            if verdict.status is Status.FAIL
+            if verdict.status is Status.FAIL and verdict.cell.kernel_train not in tally.spared
         }
     if tally.failed >= gate.failure_limit:
         reasons = tuple(said for _, said in sorted(failed.items()))
@@ -136,7 +137,12 @@ def _counted(gate: GateSpec, tally: Tally, own: Evaluation) -> Tally:
     def span(verdicts: Iterable[Verdict]) -> float:
         return max(gate.long_window if verdict.window == "long" else gate.window for verdict in verdicts)
 
-    if failing := [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]:
+    failing = [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]
+    doubted = {verdict.cell.kernel_train for verdict in own.verdicts if verdict.status is not Status.PASS}
+    own_fault = {verdict.cell.kernel_train for verdict in failing if verdict.cell not in own.passes_against}
+    new = {verdict.cell.kernel_train for verdict in failing} - own_fault
+    tally = replace(tally, spared=tuple(sorted(doubted & {*tally.spared, *new})))
+    if failing := [verdict for verdict in failing if verdict.cell.kernel_train not in tally.spared]:
         return tally.after_fail(own.at, span(failing))
     if _missing(gate, own):
         return tally.after_doubt(own.at)
@@ -187,6 +193,9 @@ class Tally:
     fail_from: float | None = None
     """The same for `failed`."""
     seen: float | None = None
+    spared: tuple[str, ...] = ()
+    """Training kernels that a FAIL is due to: while the version failed against them, it passed against another. They
+    are so until it passes against them."""
 
     def after_pass(self, at: float, span: float, most_silence: float) -> Tally:
         """An evaluation in which everything that is asked for was PASS, on a window of `span` seconds.

@@ -142,7 +142,7 @@ class AlertView(CellKey):
     started_at: float | None
     """Unix time of firing, seconds; null while pending."""
     actions: list[str]
-    """Actions of the step, such as `route:train-kernel`."""
+    """Actions of the step, such as `route:train-kernel`; while it fires, without a route that a person has lifted."""
     reason: str
     """The last verdict's sentence."""
     fingerprint: str
@@ -314,7 +314,7 @@ def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
             **cell._asdict(),
             phase=alert.phase.value,
             started_at=alert.started_at if alert.fires else None,
-            actions=[str(action) for action in alert.actions],
+            actions=core.actions(alert),
             reason=alert.verdict.reason,
             acknowledged=core.people.acknowledged(alert.fingerprint),
             silenced=[silence.id for silence in core.people.silencing(cell, now)],

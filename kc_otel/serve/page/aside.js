@@ -92,7 +92,7 @@ const PATHS = {
 export function showPromotions({ promotions, contracts }) {
   byId("promotions").hidden = !promotions.length;
   fill(byId("promotions-body"), el("ul", { class: "plain" }, promotions.map((one) => {
-    const [shape, tone, verb] = one.status === "running" && one.stage === "full" ? ["✓", "pass", "is in"] : PATHS[one.status] ?? PATHS.running;
+    const [shape, tone, verb] = one.status === "running" && one.stage === "full" ? ["·", "", "is in"] : PATHS[one.status] ?? PATHS.running;
     const left = one.hold ? `Held by ${one.hold.by} since ${clock(one.hold.at)}: ${one.hold.why}.` : one.missing.length ? `${one.next} needs: ${listed(one.missing, 2).replaceAll("`", "")}.` : one.reason;
     return el("li", {},
       el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), " ",

@@ -14,6 +14,8 @@ const MIN_WAIT = 1000;
 const MAX_WAIT = 15000;
 const SHARE = 10; // no more than a tenth of the time is spent on asking and drawing
 const EVENTS = 150;
+const STRAY = { ...STATES.FAIL, word: "Measured after its rollback" };
+const UNJUDGED = { ...STATES.NO_DATA, word: "Not all judged" };
 
 const state = { contracts: [], overview: null, cells: [], events: [], decisions: null, health: null, promotions: [], only: "" };
 let paused = false;
@@ -89,7 +91,7 @@ function show(news = "") {
   showPromotions(narrowed);
   showHealth(narrowed);
   byId("version").textContent = `kc-otel ${state.overview.version}`;
-  document.title = title(narrowed.overview);
+  document.title = title(narrowed);
   if (lost) unanswered(); // the filter and the address choose from what was
   announce(cells, news);
 }
@@ -100,20 +102,23 @@ function unanswered() {
   byId("overview-title").className = "fail";
 }
 
-function title(overview) {
-  const { incidents } = overview;
+function title({ overview, promotions }) {
   if (lateness(overview)) return "! nothing is judged · kc-otel";
   const open = brokenOf(overview);
   const broken = open.filter((one) => one.on === "fail").length;
-  const contained = incidents.filter((one) => one.state === "contained").length;
-  return broken ? `✕ ${broken} broken · kc-otel` : open.length ? "⊘ invalid input · kc-otel" : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";
+  const contained = overview.incidents.filter((one) => one.state === "contained").length;
+  if (broken) return `✕ ${broken} broken · kc-otel`;
+  if (promotions.some((one) => one.seen_serving)) return "✕ measured after its rollback · kc-otel";
+  return open.length ? "⊘ invalid input · kc-otel" : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";
 }
 
 function showContracts() {
   const every = state.contracts.length > 1 ? [{ name: "", status: null }, ...state.contracts] : state.contracts;
   const mark = (one) => {
-    const open = state.overview.incidents.find((incident) => incident.contract === one.name); // its most urgent one
-    return open ? badge(open) : STATES[one.status];
+    const own = (row) => row.contract === one.name;
+    const open = state.overview.incidents.filter(own).slice(0, 1).map(badge); // its most urgent one
+    if (open[0]?.tone !== "fail" && state.promotions.some((row) => own(row) && row.seen_serving)) return STRAY;
+    return open[0] ?? (one.status === "PASS" && state.overview.missing.some(own) ? UNJUDGED : STATES[one.status]);
   };
   sync(
     byId("contracts"), every,

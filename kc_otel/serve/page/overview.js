@@ -62,13 +62,13 @@ function showSpark(node, chart) {
 }
 
 /** Breaches and invalid input, neither over nor contained, of runs that have not ended. */
-export const brokenOf = ({ incidents }) => incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left && one.state_text !== "Ended");
+export const brokenOf = ({ incidents }) => incidents.filter((one) => one.status === "FAIL" && one.state === "broken" && !one.only_route_left && !one.went_away && one.state_text !== "Ended");
 
 /** True if a breach is over and only its route remains. */
 const routed = (overview) => overview.incidents.some((one) => one.only_route_left);
 
 /** True if a breach went away that no verdict has refuted. */
-const unproven = (overview) => overview.incidents.some((one) => one.state === "unproven");
+const unproven = (overview) => overview.incidents.some((one) => one.state === "unproven" || one.went_away);
 
 /** Contracts that no kernel has reported to: nothing is known of them. */
 const unheard = (contracts, overview) => contracts.filter(({ name, kernels: seen }) => !seen.length && overview.counts[name]?.NO_DATA);
@@ -85,7 +85,7 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
   if (overview.missing.length) return `Nothing is known to be broken; ${overview.missing.every((one) => one.outcome === "invalid") ? "sequences" : "points"} arrive that are not judged`;
-  if (overview.incidents.some((one) => one.state === "unproven" && one.went_away)) return "Nothing is known to be broken; a breach went away without proof of recovery";
+  if (overview.incidents.some((one) => one.went_away)) return "Nothing is known to be broken; a breach went away without proof of recovery";
   if (unproven(overview)) return "Nothing is known to be broken; a breach is not proven to be over yet";
   if (routed(overview)) return "Nothing is known to be broken; a route remains";
   if ((totals.PASS ?? 0) === all && !overview.incidents.length) return WHOLE;
@@ -164,7 +164,7 @@ function card(one, contracts, place) {
 /** How an incident is marked: by its state where users are kept from it or it is over, else by its cells' status. */
 export function badge(one) {
   if (one.state === "contained") return { shape: "◐", word: "Contained", tone: "open" };
-  if (one.state === "unproven") return { shape: "–", word: "Unproven", tone: "silent" };
+  if (one.state === "unproven" || one.went_away) return { shape: "–", word: "Unproven", tone: "silent" };
   if (one.only_route_left) return { shape: "◐", word: "Route remains", tone: "open" };
   if (one.state === "resolved") return one.state_text === "Resolved" ? { shape: "✓", word: "Resolved", tone: "pass" } : { shape: "–", word: "Over", tone: "silent" };
   return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.on === "invalid-input" ? "INVALID_INPUT" : one.status];

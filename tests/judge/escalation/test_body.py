@@ -101,7 +101,7 @@ def test_a_breach_that_the_window_averages_below_the_limit_is_told_as_such(contr
     above = body_of(contract, advanced(contract, [make_verdict("FAIL", at=AT)], AT)[1])
     assert above["kernelContract"]["impact"].startswith("About 1.23% of the tokens on slice code")
     ((_, held),) = replace(begun, cells=(replace(begun.cells[0], held=True),)).extents
-    assert f"0.003 on code at {rfc3339(AT)[11:16]} UTC against" in held
+    assert f"0.003 on code at {rfc3339(AT)[:16].replace('T', ' ')} UTC against" in held
     assert held.endswith(said.replace(" are ", " were ").replace(" is ", " was ").replace("holds", "held"))
 
 

@@ -150,7 +150,9 @@ def test_what_only_the_alert_holds_is_told_as_it_was():
     (incident,) = evaluator.tick(120.0, verdict_of("PASS"))
     assert incident.state_text == "Was broken; its alert still fires"
     assert incident.headline == "token-tv was above its limit on code"
-    assert incident.extents[0][1].startswith("0.0123 on code at 00:00 UTC, at least 2.5 times the limit of 0.004")
+    assert incident.extents[0][1].startswith(
+        "0.0123 on code at 1970-01-01 00:00 UTC, at least 2.5 times the limit of 0.004"
+    )
     (incident,) = evaluator.tick(130.0, verdict_of("PASS"), fail("prose"))
     assert incident.headline == "token-tv is above its limit on prose"
     (incident,) = evaluator.tick(140.0, fail("code"), fail("prose"))
@@ -302,7 +304,7 @@ def test_growth_is_told_by_the_minute_with_all_traffic_counted():
     evaluator.tick(30.0, fail("code"), fail("prose"), fail("all"))
     (incident,) = evaluator.tick(300.0, fail("all"), *(fail(f"s{index}") for index in range(43)))
     assert incident.growth == ((30.0, 3), (300.0, 46))
-    assert incident.growth_text == "3 slices at 00:00, 46 at 00:05 UTC"
+    assert incident.growth_text == "3 slices at 1970-01-01 00:00, 46 at 1970-01-01 00:05 UTC"
     assert evaluator.tick(301.0, fail("all"))[0].growth == incident.growth
 
 
@@ -700,7 +702,7 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is():
     (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
     ((_, said),) = incident.extents
     assert said == (
-        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in current measurements "
+        "0.0374 on code at 1970-01-01 00:01 UTC against a limit of 0.004; 0.00406 in current measurements "
         "(confidence interval 0.0041 to 0.006)"
     )
     (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))
