@@ -266,7 +266,8 @@ def rescore(
             refused = (f"  not comparable: {count:,} {reason}" for reason, count in totals.refused.most_common())
             show((f"{scored}, {read}", *refused))
     if totals.unexported:
-        typer.echo(plain(f"  {totals.unexported}; the spool keeps the requests"), err=True)
+        more = "the spool keeps the requests, and another run counts again what was accepted"
+        typer.echo(plain(f"  {totals.unexported}; {more}"), err=True)
         raise typer.Exit(1)
 
 

@@ -223,6 +223,7 @@ class Measurer:
         else:
             shares = [({"kc.contract": self._contract.name}, share)]
             metrics.append(gauge("kc.recorder.sampling", shares, self._start, now))
+        self.counters.points = sum(len(metric.data.data_points) for metric in metrics)
         return metrics
 
     def exported(self, error: object | None) -> None:

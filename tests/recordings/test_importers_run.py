@@ -117,14 +117,35 @@ def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_the
     recorder = recorders()
     ledger = Ledger(tmp_path / "done.txt")
     importer = Importer(recorder, ledger=ledger)
-    memory.answering = lambda: recorder._measurer.counters.export_rejected("the endpoint rejected 9 data points")
+    memory.answering = lambda: recorder._measurer.counters.export_rejected("the endpoint rejected 9 data points", 9)
     path = write("log.jsonl", [sequence()])
     assert not importer.file(path)
-    assert importer.totals.failed == {path: f"{path}: measured, not exported: the endpoint rejected 9 data points"}
+    why = "measured, not exported: the endpoint rejected 9 data points; a part of it counts already: only --again"
+    assert importer.totals.failed[path].startswith(f"{path}: {why}")
     assert (importer.totals.files, path in ledger) == (0, False)
     memory.answering = lambda: None
     importer.finish()
     assert (importer.totals.files, importer.totals.failed, path in ledger) == (1, {}, True)
+
+
+@pytest.mark.parametrize(("points", "imports"), [(1, False), (10**6, True)])
+def test_a_file_that_an_endpoint_took_in_part_is_not_measured_again_by_itself(
+    recorders, memory, write, tmp_path, points, imports
+):
+    """One of which an endpoint rejected every point is."""
+    path, done = write("log.jsonl", [sequence()]), tmp_path / "done.txt"
+    for first in (True, False):
+        recorder = recorders()
+        importer = Importer(recorder, ledger=Ledger(done))
+        memory.answering = lambda recorder=recorder: recorder._measurer.counters.export_rejected("rejected", points)
+        assert not importer.file(path)
+        importer.finish()
+        assert ("a part of it counts already" in importer.totals.failed[path]) is not imports
+        assert importer.totals.sequences == int(imports or first)
+    memory.answering = lambda: None
+    assert Importer(recorders(), ledger=Ledger(done)).file(path) is imports
+    assert Importer(recorders(), ledger=Ledger(done, again=True)).file(path)
+    assert path in Ledger(done)
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "token_exports/step_3/rank_0.jsonl"])
