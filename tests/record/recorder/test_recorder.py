@@ -555,6 +555,7 @@ def test_columns_of_attributes_are_those_of_each_sequence(recorders, memory, log
         ({"mask": np.full((2, 8), "x")}, "mask: is of dtype <U1; pass truth values, or 0 and 1"),
         ({"mask": np.full((2, 8), np.nan)}, "mask: holds nan; pass truth values, or 1 where a token counts"),
         ({"mask": np.full((2, 8), -100)}, "mask: holds -100; pass truth values, or 1 where a token counts"),
+        ({"mask": np.full((2, 8), 0.5)}, "mask: holds 0.5; pass truth values, or 1 where a token counts"),
         ({"mask": torch.full((2, 8), -torch.inf)}, "mask: holds -inf; pass truth values"),
         ({"mask": [np.ones(8), np.full(8, -1e9)]}, "mask: holds -1e+09; pass truth values"),
         ({"train_logprobs": None}, "train or inference: is None; give what both kernels say of the tokens"),
