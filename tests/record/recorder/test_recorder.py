@@ -510,6 +510,20 @@ def test_sides_with_the_same_numbers_are_said_once_and_measured(recorders, caplo
     assert recorder.stats().sequences == 25
 
 
+def test_sides_with_the_same_numbers_are_no_two_number_formats(recorders, contract, caplog):
+    """Few equal numbers are no evidence; nor is a batch of which some tokens differ."""
+    full = -np.random.default_rng(5).exponential(1.0, (8, 200)) - 0.1
+    kernels = {side: {"engine": "vllm", "dtype": dtype} for side, dtype in (("train", "bf16"), ("inference", "fp8"))}
+    recorder = recorders(contract=contract(kernels=kernels))
+    recorder.compare(full, full)
+    recorder.compare(full[:, :4], full[:, :4])
+    recorder.compare(full, full + 1e-3 * (np.arange(200) == 7))
+    assert recorder.force_flush()
+    assert recorder.stats().invalid == {"placeholder": 8}
+    assert recorder.stats().sequences == 16
+    assert "the contract declares two number formats: an engine lacks an option" in caplog.text
+
+
 def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logprobs):
     """Of whole batches and of sequences of different lengths; what is no pair of masses is dropped."""
     train, _ = logprobs(2, 40)
@@ -555,7 +569,6 @@ def test_columns_of_attributes_are_those_of_each_sequence(recorders, memory, log
         ({"mask": np.full((2, 8), "x")}, "mask: is of dtype <U1; pass truth values, or 0 and 1"),
         ({"mask": np.full((2, 8), np.nan)}, "mask: holds nan; pass truth values, or 1 where a token counts"),
         ({"mask": np.full((2, 8), -100)}, "mask: holds -100; pass truth values, or 1 where a token counts"),
-        ({"mask": np.full((2, 8), 0.5)}, "mask: holds 0.5; pass truth values, or 1 where a token counts"),
         ({"mask": torch.full((2, 8), -torch.inf)}, "mask: holds -inf; pass truth values"),
         ({"mask": [np.ones(8), np.full(8, -1e9)]}, "mask: holds -1e+09; pass truth values"),
         ({"train_logprobs": None}, "train or inference: is None; give what both kernels say of the tokens"),
