@@ -47,6 +47,15 @@ def test_weight_versions_are_kept_apart_and_their_lag_is_measured(recorders, mem
     assert (lag.count, lag.max, lag.sum) == (3, 2.0, 3.0)
 
 
+@pytest.mark.parametrize("steps", [{}, {"train_weights": 7}, {"train_weights": 7, "inference_weights": 6}])
+def test_a_lag_that_a_file_says_is_measured(recorders, memory, write, steps):
+    """Once, whatever else the file says of the weights; on all traffic, too."""
+    importer = Importer(recorders())
+    assert importer.file(write("log.jsonl", [sequence(lag=1, **steps), sequence(seed=1, lag=0, **steps)]))
+    (point,) = memory.points("kc.weights.lag", kc_slice="all")
+    assert (point.count, point.min, point.max) == ((1, 1, 1) if len(steps) == 2 else (2, 0, 1))
+
+
 def test_versions_of_tokens_are_read_where_an_update_came_under_way(recorders, memory, write):
     line = sequence(train_weights=9, weight_versions=[7] * 5 + [8] * 15)
     made = recorders()

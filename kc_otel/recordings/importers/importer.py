@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
-from kc_otel.contract.slices import Scalar
+from kc_otel.contract.slices import LAG, Scalar
 from kc_otel.record.measure.checks import ratio_sums
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.telemetry.environment import try_export
@@ -269,6 +269,11 @@ class Importer:
             presampled=True,
             density=first.get(DENSITY) is True or None,
         )
+        # A lag without the steps that it lies between; all traffic has one, also of sequences that are stale.
+        aged = [row for row in chunk.attributes if isinstance(row.get(LAG), int)] if None in weights else []
+        if aged and chunk.versions is None:
+            known = [{name: value for name, value in row.items() if name != LAG} for row in aged]
+            self._recorder.observe("weights_lag", [row[LAG] for row in aged], attributes=known)
 
     def _why_unexported(self, patience: float) -> str:
         """Return "" if everything recorded was measured and accepted by every endpoint, in time; or why not."""
