@@ -25,7 +25,7 @@ from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import did_you_mean, duration, listed, plural, rounded, table_lines, together
+from kc_otel.contract.words import did_you_mean, duration, listed, plural, table_lines, together
 
 if TYPE_CHECKING:
     from kc_otel.judge.sample_sizes import Needed
@@ -141,12 +141,7 @@ def _summary(written: Written, target: Path) -> list[str]:
             f"{written.older:,} tokens of the baseline were sampled by older weights and are left out: their drift "
             "includes staleness"
         )
-    if written.halves:
-        first, second = map(rounded, written.halves)
-        lines.append(
-            f"the baseline's drift changes: mean (1-w)+ of {first} in the first half of its prompts, {second} in the "
-            "second; if a kernel changed in between, record one pair, because the limits cover both"
-        )
+    lines += [written.changed] if written.changed else []
     if written.empty:
         slices = f"slice{'s' * (len(written.empty) > 1)} {', '.join(written.empty)}"
         lines.append(f"{slices}: the baseline has no sequence of it; its limits are those of all traffic")
