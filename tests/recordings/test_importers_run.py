@@ -293,6 +293,24 @@ def test_what_the_queue_cannot_hold_is_not_called_done_and_its_copy_is_measured(
     assert importer.totals.copies == {}
 
 
+def test_a_file_of_which_some_batches_were_dropped_is_not_measured_again_by_itself(recorders, write, tmp_path):
+    """Those of other weights have counted."""
+    recorder, path = recorders(), write("log.jsonl", [sequence(seed=step, train_weights=step) for step in range(2)])
+    compare = recorder.compare
+
+    def first_only(*sides, **more):
+        recorder.compare = lambda *_, **__: recorder.drop("queue-full", "too slow")
+        compare(*sides, **more)
+
+    recorder.compare = first_only
+    for _ in range(2):
+        importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"))
+        assert not importer.file(path)
+        assert "a part of it counts already" in importer.totals.failed[path]
+        importer.finish()
+    assert recorder.stats().sequences == 1
+
+
 def test_a_record_that_was_cut_off_costs_its_own_file_only(recorders, write, tmp_path, caplog):
     """A process that was killed while it wrote the list leaves no list that is refused."""
     done = tmp_path / "done.txt"

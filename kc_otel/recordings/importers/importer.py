@@ -131,8 +131,10 @@ class Importer:
         why = self._why_unexported(self._patience)
         after = self._recorder.stats()
         if (lost := sum(after.dropped.values()) - sum(before.dropped.values())) > 0:
-            self._ledger.lose(path, known)
-            self.totals.failed[path] = f"{path}: {lost} batches were dropped; see the log and import the file again"
+            part = after.sequences > before.sequences
+            self._ledger.lose(path, known, part=part)
+            then = _IN_PART if part else "import the file again"
+            self.totals.failed[path] = f"{path}: {lost} batches were dropped, see the log; {then}"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
             self.totals.failed[path] = f"{path}: {why}"
@@ -154,7 +156,8 @@ class Importer:
         if self._ledger.unsaved and not self._why_unexported(0.0):
             self._confirm()
         unsaved = self._ledger.unsaved.items()
-        self._ledger.unsaved = {path: replace(found, part=True) for path, found in unsaved if path in self._in_part}
+        in_part = ((path, found) for path, found in unsaved if found.part or path in self._in_part)
+        self._ledger.unsaved = {path: replace(found, part=True) for path, found in in_part}
         self._ledger.save()
 
     def _measure(self, path: Path) -> None:
@@ -399,9 +402,11 @@ class Ledger:
         self.unsaved[path] = measured
         self._know(str(path.resolve()), measured)
 
-    def lose(self, path: Path, known: _Measured | None) -> None:
-        """Note that something new of a file was lost: it is as far as it was `known` before, and its copies count."""
-        if measured := self.unsaved.pop(path, None):
+    def lose(self, path: Path, known: _Measured | None, *, part: bool) -> None:
+        """Note that what is new of a file was lost, all or a `part`: it is as far as `known`, and its copies count."""
+        if part and path in self.unsaved:
+            self.note(path, replace(self.unsaved[path], part=True))
+        elif measured := self.unsaved.pop(path, None):
             name = str(path.resolve())
             self._names.pop(measured.digest, None)
             self._known.pop(name)
