@@ -209,6 +209,7 @@ class Measurer:
             streams = list(self._streams.values())
             self._sent = [(stream, stream.batches) for stream in streams if stream.retired]
             metrics = drift_metrics(streams, now)
+            self.counters.points = sum(len(metric.data.data_points) for metric in metrics)
             steps = train_step(streams, self._start, now)
             current = self._current
             self._left_sent = frozenset(self._left)
@@ -224,7 +225,6 @@ class Measurer:
         else:
             shares = [({"kc.contract": self._contract.name}, share)]
             metrics.append(gauge("kc.recorder.sampling", shares, self._start, now))
-        self.counters.points = sum(len(metric.data.data_points) for metric in metrics)
         return metrics
 
     def exported(self, error: object | None) -> None:
