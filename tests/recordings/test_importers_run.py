@@ -137,6 +137,19 @@ def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_the
     assert (importer.totals.files, importer.totals.failed, path in ledger) == (1, {}, True)
 
 
+def test_a_file_that_the_last_export_takes_is_done(recorders, memory, write, tmp_path):
+    """An endpoint that began to answer while the import gave up has counted it."""
+    recorder, path = recorders(), write("log.jsonl", [sequence()])
+    importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"), patience=0.1)
+    memory.result = MetricExportResult.FAILURE
+    assert not importer.file(path)
+    memory.result = MetricExportResult.SUCCESS
+    importer.finish()
+    exports = len(memory.exports)
+    recorder.shutdown()
+    assert (len(memory.exports), path in Ledger(tmp_path / "done.txt"), importer.totals.failed) == (exports, True, {})
+
+
 @pytest.mark.parametrize(("points", "imports"), [(1, False), (20, True)])
 def test_a_file_that_an_endpoint_took_in_part_is_not_measured_again_by_itself(
     recorders, memory, write, tmp_path, points, imports

@@ -46,6 +46,7 @@ _LOCK_POLL_SECONDS: Final = 0.1
 _PAUSES: Final = 0.2, 5.0
 """Seconds from a failed export to the next: the first, doubled up to the last."""
 _NOT_ALLOWED: Final = re.compile(r"\b40[13]\b|UNAUTHENTICATED|PERMISSION_DENIED")
+_LAST_SECONDS: Final = 1.0  # of an export beside which nothing is left to do
 _IN_PART: Final = "a part of it counts already: only --again measures it again, and counts that part twice"
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
@@ -152,11 +153,15 @@ class Importer:
             self._recorder.refuse(reason, why, sequences)
 
     def finish(self) -> None:
-        """Export once more, for files that an endpoint has not taken yet; one that it took in part is not repeated."""
-        if self._ledger.unsaved and not self._why_unexported(0.0):
+        """End the recorder with an export for files that no endpoint has taken yet; what one took in part is noted."""
+        before = self._recorder.stats()
+        if self._ledger.unsaved:
+            self._recorder.shutdown(_LAST_SECONDS)
+        after = self._recorder.stats()
+        if after.exports > before.exports:
             self._confirm()
-        unsaved = self._ledger.unsaved.items()
-        in_part = ((path, found) for path, found in unsaved if found.part or path in self._in_part)
+        unsaved, taken = self._ledger.unsaved.items(), after.exports_taken > before.exports_taken
+        in_part = ((path, found) for path, found in unsaved if taken or found.part or path in self._in_part)
         self._ledger.unsaved = {path: replace(found, part=True) for path, found in in_part}
         self._ledger.save()
 
