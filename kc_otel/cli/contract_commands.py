@@ -141,6 +141,7 @@ def _summary(written: Written, target: Path) -> list[str]:
             f"{written.older:,} tokens of the baseline were sampled by older weights and are left out: their drift "
             "includes staleness"
         )
+    lines += [written.changed] if written.changed else []
     if written.empty:
         slices = f"slice{'s' * (len(written.empty) > 1)} {', '.join(written.empty)}"
         lines.append(f"{slices}: the baseline has no sequence of it; its limits are those of all traffic")

@@ -288,7 +288,15 @@ def _of_captures(
     tokens = [TokenSequence(of.token_ids, of.prompt_tokens, {}, of.messages) for of in inference.sequences]
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
-    return compare_captures(contract, reference, inference, slice=slice, rounding=rounding)
+    located = compare_captures(contract, reference, inference, slice=slice, rounding=rounding)
+    unsaid = [
+        f"{name} {value} of {kernel}"
+        for kernel, spec in ((train, contract.kernels.train), (infer, contract.kernels.inference))
+        for name in ("dtype", "quantization")
+        if is_capture(Path(kernel)) and (value := getattr(spec, name))
+    ]
+    said = f"not checked, because captures do not say it: {', '.join(unsaid)}"
+    return replace(located, notes=(*located.notes, said)) if unsaid else located
 
 
 def _not_reproduced(contract: Contract, path: str, slice: str) -> list[str]:

@@ -47,7 +47,6 @@ _POLL_SECONDS = 1.0
 _FOLDER_POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 5.0
 """Longest wait of a command that will end for an endpoint that takes no export."""
-_LAST_SECONDS = 1.0
 
 
 class Redacted(StrEnum):
@@ -114,8 +113,6 @@ def import_files(
             wanted = files_of(paths) if (stop.is_set() or importer.unexported) and not follow else []
             left = [path for path in wanted if path not in importer.totals.failed and path not in ledger]
             importer.finish()
-            if importer.unexported:
-                recorder.shutdown(_LAST_SECONDS)
             show(_import_lines(importer, recorder.stats()))
     if left:
         typer.echo(f"stopped: {len(left):,} files were not imported", err=True)
@@ -266,7 +263,8 @@ def rescore(
             refused = (f"  not comparable: {count:,} {reason}" for reason, count in totals.refused.most_common())
             show((f"{scored}, {read}", *refused))
     if totals.unexported:
-        typer.echo(plain(f"  {totals.unexported}; the spool keeps the requests"), err=True)
+        more = "the spool keeps the requests, and another run counts again what was accepted"
+        typer.echo(plain(f"  {totals.unexported}; {more}"), err=True)
         raise typer.Exit(1)
 
 

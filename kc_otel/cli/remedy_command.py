@@ -129,8 +129,8 @@ def _warnings(of: Remedy) -> Iterator[str]:
         yield f"No whole sequence of this recording is in {slices}: no correction is decided there."
     if older := of.replayed[0].costs.get(STALE):
         yield (
-            f"{older.sequences:,} more sequences, {older.tokens:,} tokens, are slice stale: older weights sampled them."
-            " A trainer corrects them too, but the costs on all traffic leave them out."
+            f"{older.sequences:,} more sequences, {older.tokens:,} tokens, are slice stale: older weights sampled them,"
+            " or a part of each. A trainer corrects them too, but the costs on all traffic leave them out."
         )
     yield from of.notes
 

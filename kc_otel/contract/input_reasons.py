@@ -70,7 +70,8 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "or copies of the other side's.",
             "Apply every mask of the row, so that tokens that the policy did not sample (tool output, padding, tokens "
             "appended by hand) are left out; enable log-probabilities in the engine for the others. A sampler at a "
-            "temperature near 0 gives exact zeros, too: sample at a higher one.",
+            "temperature near 0 gives exact zeros, too: sample at a higher one. Where every number is a copy, an "
+            "engine lacks the declared number format, or a trainer passes the sampler's numbers as its own.",
         ),
         "one_value": Explained("One side has one value for a whole sequence.",
             "Pass a log-probability for each token: this is a mean or a sum over the sequence, repeated on its "

@@ -49,6 +49,9 @@ _MAX_MARGIN_RAISES: Final = 11
 """Times that a margin is raised at most, more than tenfold together."""
 _MIN_ESTIMATE_IN_LIMITS: Final = 0.05
 """In limits: a smaller value is decided no sooner."""
+_CHANGED: Final = (40, 1.25, 5.0)
+"""Prompts, at least, ratio of the drift of their halves, and its standard errors from which a baseline's drift changed.
+"""
 _MIN_LIMIT: Final = 1e-6
 """Rounding alone exceeds a smaller limit, which a long baseline of nearly equal sides would give."""
 _LAG_CLAUSE: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
@@ -119,6 +122,7 @@ class Written:
     floors: tuple[NoiseFloor, ...] = ()
     measured: tuple[str, ...] = ()
     older: int = 0
+    changed: str = ""
 
     @property
     def empty(self) -> tuple[str, ...]:
@@ -140,7 +144,7 @@ def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.
     budget = _budget(draft, measured=rewarded and not why_not(_REWARD_DRIFT, draft.data))
     clauses: list[DraftClause] = [budget]
     found: tuple[NoiseFloor, ...] = ()
-    older, name = 0, ""
+    older, name, changed = 0, "", ""
     if baseline is not None:
         name = Path(baseline.source).name
         if baseline.identical:
@@ -160,7 +164,7 @@ def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.
                 "baseline at lag 0"
             )
         older = baseline.train.size - fresh.train.size
-        found = tuple(floors(contract, fresh))
+        found, changed = tuple(floors(contract, fresh)), _changed(fresh)
         broken = next((floor for floor in found if (floor.clause, floor.slice) == (BUDGET, ALL)), None)
         if broken is not None and broken.interval.lower > draft.reward_budget:
             said = f"{budget.derivation} The pair of {name} breaks it: {_figure(broken)}. It covers the worst possible"
@@ -174,7 +178,23 @@ def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.
         raise ValueError(msg)
     text = _text_of(draft, clauses, needed, name)
     measured = tuple(made.clause.id for made in clauses if made.clause.id not in {BUDGET, _TV_TAIL_CLAUSE_ID})
-    return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured, older)
+    return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured, older, changed)
+
+
+def _changed(baseline: Recording) -> str:
+    """Say that the first half of the prompts, in their order, drifts otherwise than the second; else empty."""
+    values = RecordingObservations(baseline).of_sequences("tv_token")
+    assert values is not None
+    of = np.arange(values.size) if baseline.prompts is None else baseline.prompts
+    halves = np.array_split(np.bincount(of, values) / np.bincount(of), 2)
+    (first, second), errors = (half.mean() for half in halves), [half.var() / half.size for half in halves]
+    apart = max(first, second) > _CHANGED[1] * min(first, second)
+    if of.max() + 1 < _CHANGED[0] or not apart or abs(second - first) < _CHANGED[2] * math.sqrt(sum(errors)):
+        return ""
+    return (
+        f"the baseline's drift changes: mean (1-w)+ of {rounded(first)} in the first half of its prompts, "
+        f"{rounded(second)} in the second; if a kernel changed in between, record one pair: the limits cover both"
+    )
 
 
 def _budget(draft: Draft, *, measured: bool) -> DraftClause:

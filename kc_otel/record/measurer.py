@@ -25,7 +25,7 @@ from opentelemetry.util.types import AttributeValue
 
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.limits import bucket_layouts
-from kc_otel.contract.model import Contract
+from kc_otel.contract.model import NUMBER_FORMATS, Contract, declared_apart
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.contract.slices import LAG, LENGTH, OF_TOKENS
 from kc_otel.record.export_loop import VERSION
@@ -118,6 +118,7 @@ class Measurer:
             more_operators=self.table.more_operators,
             reward_range=assumed.reward_range,
             patience=pairing_seconds,
+            apart=declared_apart(contract.kernels, NUMBER_FORMATS),
         )
         self._of_all = ["sequence_tokens"] if assumed.horizon is None else []
         self._layouts = bucket_layouts(contract)
@@ -208,6 +209,7 @@ class Measurer:
             streams = list(self._streams.values())
             self._sent = [(stream, stream.batches) for stream in streams if stream.retired]
             metrics = drift_metrics(streams, now)
+            self.counters.points = sum(len(metric.data.data_points) for metric in metrics)
             steps = train_step(streams, self._start, now)
             current = self._current
             self._left_sent = frozenset(self._left)

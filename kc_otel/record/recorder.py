@@ -174,7 +174,7 @@ class Recorder(PerProcess):
         Args:
             train_logprobs: log P(y), nats, under the training kernel.
             inference_logprobs: log Q(y), nats, under the inference kernel.
-            mask: True where a token counts; padding and prompts do not.
+            mask: True where a token counts, or a weight, which counts in full if above 0; padding and prompts do not.
             attributes: Attributes that decide the slices: one mapping for all sequences, or one for each; in the
                 former, a list has a value for each sequence.
             advantages: Per token, or per sequence.

@@ -135,7 +135,7 @@ def assembled(table: RaggedTable, *, check: bool = True) -> Recording:
     kept: NDArray[np.bool_] | None = None
     if masks:
         try:
-            kept = np.logical_and.reduce([as_bool(values) for values in masks.values()])
+            kept = np.logical_and.reduce([as_bool(values, whole=True) for values in masks.values()])
         except ValueError as error:
             raise RecordingError(f"{table.source}: {named_masks}{str(error).removeprefix('mask')}") from None
         lengths = np.add.reduceat(kept, np.cumsum(lengths) - lengths, dtype=np.int64)

@@ -158,6 +158,15 @@ def test_limits_that_may_allow_staleness_are_told(run, noise):
     assert (code, "unknown" in err) == (0, False), err
 
 
+def test_a_baseline_whose_drift_changes_half_way_is_told(run, noise):
+    before, after = dict(np.load(noise(0.03))), np.load(noise(0.06))
+    for name, said in (("one.npz", False), ("two.npz", True)):
+        np.savez(name, **before)
+        code, _, err = run(*_GIVEN, "--horizon=32", "--baseline", name, f"--out={name}.yaml")
+        assert (code, "the baseline's drift changes: mean (1-w)+ of 0.0115" in err) == (0, said), err
+        before["train_logprobs"][200:] = after["train_logprobs"][200:]
+
+
 def _more_of(recording, path, *, prompts, rollouts=4, tokens=128):
     """As many prompts like a recording's: each draws its tokens, with both kernels' numbers, from those of one."""
     rng = np.random.default_rng(0)

@@ -104,8 +104,9 @@ def test_a_rescorer_that_ends_with_its_engine_ends_the_kernel_once_the_spool_is_
     monkeypatch.setattr("kc_otel.record.recorder.Recorder", partial(Recorder, metric_exporter=exporter))
     if lost:
         monkeypatch.setattr("kc_otel.recordings.rescorer.why_unexported", lambda *_: "lost")
-    code, out, _ = run("--scorer", "my_kernel.py:half_a_nat_less", "--follow", "--with-engine")
+    code, out, errors = run("--scorer", "my_kernel.py:half_a_nat_less", "--follow", "--with-engine")
     assert (code, "0 left in the spool" in out) == (int(lost), not lost)
+    assert ("the spool keeps the requests, and another run counts again what was accepted" in errors) is lost
     last = exporter.points("kc.kernel.info", kc_kernel_role="inference", kc_kernel_engine="vllm")[-1]
     assert last.value == int(lost)
 

@@ -188,7 +188,9 @@ def test_captures_are_compared_on_the_sequences_of_the_slice(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     slices = {task: {"where": {"task": task}} for task in ("code", "prose", "chat")}
     clauses = [{"id": "token-tv", "metric": "tv_token", "limit": 0.01}]
-    (tmp_path / "contract.yaml").write_text(contract_text("planted", statistical=clauses, slices=slices))
+    kernels = {"train": {"engine": "torch"}, "inference": {"engine": "vllm", "quantization": "fp8"}}
+    text = contract_text("planted", statistical=clauses, slices=slices, kernels=kernels)
+    (tmp_path / "contract.yaml").write_text(text)
     rows = [{"token_ids": [*range(number, number + 8)], "task": ("code", "prose")[number % 2]} for number in range(24)]
     rows.append({"token_ids": [1, 2, 3], "task": "chat"})
     (tmp_path / "tokens.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -210,6 +212,7 @@ def test_captures_are_compared_on_the_sequences_of_the_slice(tmp_path, monkeypat
     assert "slice prose: 12 sequences" in located("tokens.jsonl", "prose").output
     whole = located("infer.capture", "prose")
     assert (whole.exit_code, "all of them are taken for prose" in whole.output) == (1, True)
+    assert "note: not checked, because captures do not say it: quantization fp8 of infer.capture" in whole.output
 
 
 @pytest.mark.parametrize(("temperature", "named"), [(1.0, False), (0.9, True)])

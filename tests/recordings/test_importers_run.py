@@ -47,6 +47,15 @@ def test_weight_versions_are_kept_apart_and_their_lag_is_measured(recorders, mem
     assert (lag.count, lag.max, lag.sum) == (3, 2.0, 3.0)
 
 
+@pytest.mark.parametrize("steps", [{}, {"train_weights": 7}, {"train_weights": 7, "inference_weights": 6}])
+def test_a_lag_that_a_file_says_is_measured(recorders, memory, write, steps):
+    """Once, whatever else the file says of the weights; on all traffic, too."""
+    importer = Importer(recorders())
+    assert importer.file(write("log.jsonl", [sequence(lag=1, **steps), sequence(seed=1, lag=0, **steps)]))
+    (point,) = memory.points("kc.weights.lag", kc_slice="all")
+    assert (point.count, point.min, point.max) == ((1, 1, 1) if len(steps) == 2 else (2, 0, 1))
+
+
 def test_versions_of_tokens_are_read_where_an_update_came_under_way(recorders, memory, write):
     line = sequence(train_weights=9, weight_versions=[7] * 5 + [8] * 15)
     made = recorders()
@@ -117,14 +126,48 @@ def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_the
     recorder = recorders()
     ledger = Ledger(tmp_path / "done.txt")
     importer = Importer(recorder, ledger=ledger)
-    memory.answering = lambda: recorder._measurer.counters.export_rejected("the endpoint rejected 9 data points")
+    memory.answering = lambda: recorder._measurer.counters.export_rejected("the endpoint rejected 9 data points", 9)
     path = write("log.jsonl", [sequence()])
     assert not importer.file(path)
-    assert importer.totals.failed == {path: f"{path}: measured, not exported: the endpoint rejected 9 data points"}
+    why = "measured, not exported: the endpoint rejected 9 data points; a part of it counts already: only --again"
+    assert importer.totals.failed[path].startswith(f"{path}: {why}")
     assert (importer.totals.files, path in ledger) == (0, False)
     memory.answering = lambda: None
     importer.finish()
     assert (importer.totals.files, importer.totals.failed, path in ledger) == (1, {}, True)
+
+
+def test_a_file_that_the_last_export_takes_is_done(recorders, memory, write, tmp_path):
+    """An endpoint that began to answer while the import gave up has counted it."""
+    recorder, path = recorders(), write("log.jsonl", [sequence()])
+    importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"), patience=0.1)
+    memory.result = MetricExportResult.FAILURE
+    assert not importer.file(path)
+    memory.result = MetricExportResult.SUCCESS
+    importer.finish()
+    exports = len(memory.exports)
+    recorder.shutdown()
+    assert (len(memory.exports), path in Ledger(tmp_path / "done.txt"), importer.totals.failed) == (exports, True, {})
+
+
+@pytest.mark.parametrize(("points", "imports"), [(1, False), (20, True)])
+def test_a_file_that_an_endpoint_took_in_part_is_not_measured_again_by_itself(
+    recorders, memory, write, tmp_path, points, imports
+):
+    """One of which an endpoint rejected every point is."""
+    path, done = write("log.jsonl", [sequence()]), tmp_path / "done.txt"
+    for first in (True, False):
+        recorder = recorders()
+        importer = Importer(recorder, ledger=Ledger(done))
+        memory.answering = lambda recorder=recorder: recorder._measurer.counters.export_rejected("rejected", points)
+        assert not importer.file(path)
+        importer.finish()
+        assert ("a part of it counts already" in importer.totals.failed[path]) is not imports
+        assert importer.totals.sequences == int(imports or first)
+    memory.answering = lambda: None
+    assert Importer(recorders(), ledger=Ledger(done)).file(path) is imports
+    assert Importer(recorders(), ledger=Ledger(done, again=True)).file(path)
+    assert path in Ledger(done)
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "token_exports/step_3/rank_0.jsonl"])
@@ -261,6 +304,24 @@ def test_what_the_queue_cannot_hold_is_not_called_done_and_its_copy_is_measured(
     assert "1 batches were dropped" in importer.totals.failed[path]
     assert not importer.file(write("copy.jsonl", [sequence()]))
     assert importer.totals.copies == {}
+
+
+def test_a_file_of_which_some_batches_were_dropped_is_not_measured_again_by_itself(recorders, write, tmp_path):
+    """Those of other weights have counted."""
+    recorder, path = recorders(), write("log.jsonl", [sequence(seed=step, train_weights=step) for step in range(2)])
+    compare = recorder.compare
+
+    def first_only(*sides, **more):
+        recorder.compare = lambda *_, **__: recorder.drop("queue-full", "too slow")
+        compare(*sides, **more)
+
+    recorder.compare = first_only
+    for _ in range(2):
+        importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"))
+        assert not importer.file(path)
+        assert "a part of it counts already" in importer.totals.failed[path]
+        importer.finish()
+    assert recorder.stats().sequences == 1
 
 
 def test_a_record_that_was_cut_off_costs_its_own_file_only(recorders, write, tmp_path, caplog):

@@ -193,8 +193,8 @@ def test_arrays_that_do_not_fit(tmp_path, arrays, message):
 
 
 @pytest.mark.parametrize("ending", ["npz", "jsonl"])
-@pytest.mark.parametrize("padded", [-np.inf, -100.0, np.nan])
-def test_a_mask_that_is_additive_or_made_of_labels_is_refused(tmp_path, ending, padded):
+@pytest.mark.parametrize("padded", [-np.inf, -100.0, np.nan, 0.5])
+def test_a_mask_that_is_additive_or_made_of_labels_or_weights_is_refused(tmp_path, ending, padded):
     """What is not 0 would count: all of the padding, and nothing else."""
     rows, mask = np.full((2, 3), -1.0) - np.arange(6).reshape(2, 3) / 10, np.array([[0.0, 0.0, padded]] * 2)
     path = write_columns(tmp_path / f"a.{ending}", train_logprobs=rows, inference_logprobs=rows, mask=mask)

@@ -226,7 +226,8 @@ def test_requests_stay_in_the_spool_if_an_export_since_they_were_scored_lost_poi
     """A kernel's streams end with an export that is taken in part; a later one does not have them."""
     recorder = recorders()
     answers = ["the endpoint rejected 9 data points", "", ""]
-    memory.answering = lambda: answers and (why := answers.pop(0)) and recorder._measurer.counters.export_rejected(why)
+    reject = recorder._measurer.counters.export_rejected
+    memory.answering = lambda: answers and (why := answers.pop(0)) and reject(why, 9)
 
     def score_slowly(prompt_ids, token_ids, processing=None):
         recorder.force_flush()

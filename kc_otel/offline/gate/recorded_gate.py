@@ -28,16 +28,13 @@ from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedCl
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.checks import remarks
+from kc_otel.record.measure.rounding import NOT_TWO_FORMATS
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
 from kc_otel.recordings.recording_files import digest_of, load_recording
 from kc_otel.recordings.request import NEUTRAL
 
 _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
-_NOT_TWO: Final = (
-    "both sides have the same number at every token, but the contract declares two number formats: an engine lacks an "
-    "option, or one side is a copy of the other"
-)
 _FIRST_LOOK: Final = 20
 _LOOK_GROWTH: Final = 1.25
 """Each look costs a pass over all sequences so far: with this factor all together cost five times the last."""
@@ -148,7 +145,7 @@ def gate_recordings(
     decision = gate_decision(contract, [of.judged for of in inputs], pair[1], terms, now)
     equal = [of.name for of in apart if of.recording.identical and decision.outcome is not GateOutcome.ROLLBACK]
     if equal and declared_apart(contract.kernels, NUMBER_FORMATS):
-        raise ValueError(f"{', '.join(equal)}: no decision: {_NOT_TWO}; {OTHERWISE_REMEDY}")
+        raise ValueError(f"{', '.join(equal)}: no decision: {NOT_TWO_FORMATS}; {OTHERWISE_REMEDY}")
     return OfflineGate(contract, *kernels, terms, tuple(inputs), decision, now)
 
 

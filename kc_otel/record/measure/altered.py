@@ -47,10 +47,11 @@ _SMOOTH_FROM: Final = 8  # token from which means over all tokens so far are smo
 _SMOOTH_TOKENS: Final = 64
 _SMOOTH_PART: Final = 16
 """Tokens of a part whose ratio is at most 1 in a smooth row: of numbers in any order one part in fifty has that."""
-_NEIGHBOURS: Final = (1000, 0.4, 0.35, 0.15)
+_NEIGHBOURS: Final = (1000, 0.4, 0.35, 0.15, 24.0)
 """Tokens from which means over two neighbours show, least correlation of a token with the next one, least fall of it to
-the one after, and largest change from there to the third. A mean over two has 0.5 and 0; of SmolLM's sampled tokens all
-three are 0.06 to 0.09, of text that is sure in long stretches 0.3."""
+the one after, largest change from there to the third, and tokens that make up what varies, in effect, at least. A mean
+over two has 0.5 and 0; of SmolLM's sampled tokens all three are 0.06 to 0.09, of text that is sure in long stretches
+0.3."""
 _PROBABILITIES: Final = (4, 0.02, 0.1, 32)
 """Rows, at least, whose lowest number lies this far above -1 where they are probabilities, to what distance tokens are
 compared with those, and tokens besides each row's lowest."""
@@ -221,7 +222,8 @@ def _of_neighbours(block: Block, side: Floats) -> bool:
         return False
     values = np.maximum(side, _LOWEST).astype(np.float64)
     off = values - block.by_token(np.add.reduceat(values, block.starts) / block.lengths)
-    if not (total := float(off @ off)) > 0.0:
+    total, few = float(off @ off), _NEIGHBOURS[4] * float(np.square(off) @ np.square(off))
+    if not total * total > few:
         return False
     near, next_one, third = (
         float((off[lag:] * off[:-lag])[block.place[lag:] >= lag].sum()) / total for lag in (1, 2, 3)

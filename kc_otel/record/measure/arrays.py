@@ -61,8 +61,8 @@ def _read_back(data: Any) -> NDArray[Any]:
     return host.numpy()  # type: ignore[no-any-return]
 
 
-def as_bool(data: Any) -> NDArray[np.bool_]:
-    """A mask as bool: values above 0 count.
+def as_bool(data: Any, *, whole: bool = False) -> NDArray[np.bool_]:
+    """A mask as bool: values above 0 count, in full where a loss weighs by them; `whole` numbers alone if asked.
 
     ValueError for what no mask has: labels say -100 and additive masks -inf where a token does not count.
     """
@@ -71,7 +71,7 @@ def as_bool(data: Any) -> NDArray[np.bool_]:
         return mask
     if mask.dtype.kind not in "fiu":
         raise ValueError(f"mask: is of dtype {mask.dtype}; pass truth values, or 0 and 1")
-    wrong = ~((mask >= 0) & (mask < np.inf))
+    wrong = ~((mask >= 0) & (mask < np.inf) & (not whole or mask == np.rint(mask)))
     if wrong.any():
         raise ValueError(
             f"mask: holds {mask[wrong][0]:g}; pass truth values, or 1 where a token counts and 0 where it does not"

@@ -43,6 +43,11 @@ EQUAL_SIDES: Final = (
     "other"
 )
 
+NOT_TWO_FORMATS: Final = (
+    "both sides have the same number at every token, but the contract declares two number formats: an engine lacks an "
+    "option, or one side is a copy of the other"
+)
+
 
 def equal_sides(train: Floats, inference: Floats) -> str:
     """Say that all tokens that count have the same number on both sides; empty where few numbers are no evidence."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
 from kc_otel.record.measure.arrays import as_bool, floats, on_host
-from kc_otel.record.measure.blocks import DRIFT, SampledBatch
+from kc_otel.record.measure.blocks import DRIFT, RUN, SampledBatch
 from kc_otel.record.measure.checks import (
     LOOK,
     TOO_SURE,
@@ -30,6 +30,7 @@ from kc_otel.record.measure.checks import (
     same_shape,
 )
 from kc_otel.record.measure.logits import LOGITS, logit_drift
+from kc_otel.record.measure.rounding import NOT_TWO_FORMATS, equal_sides
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
 from kc_otel.record.slice_table import Places, TokenSlice
 from kc_otel.record.telemetry.buckets import QuantityStream, TokenStreams, cells
@@ -108,7 +109,8 @@ class Accumulator:
     is `all`. Of `QUANTITIES`, those `recorded` are, all for None; those that a program observes by itself
     (`add_values`) always. `averaged` are keys of `AVERAGED`, `sampling` of `SAMPLING`. There is always room for the
     `operators` of the contract's clauses, and for so many more. Without a `reward_range` rewards are not looked at;
-    `patience` is for prompts whose rollouts come in several batches, seconds.
+    `patience` is for prompts whose rollouts come in several batches, seconds. Kernels that are `apart` have two number
+    formats: a batch with one number on both sides at every token is invalid.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Accumulator:
         more_operators: int = 0,
         reward_range: tuple[float, float] | None = None,
         patience: float = 900.0,
+        apart: bool = False,
     ) -> None:
         self.slices: Final = tuple(slices)
         self._recorded: Final = frozenset(QUANTITIES if recorded is None else recorded)
@@ -130,6 +133,7 @@ class Accumulator:
             self._units.setdefault(RECORDED[key].base, []).append(RECORDED[key].per)
         self._sampling: Final = frozenset(sampling)
         self._reward_range: Final = reward_range
+        self._apart: Final = apart
         self._place: Final = {base: place for place, base in enumerate(self._units)}
         self._limits: Final = np.array([(QUANTITIES[base].low, QUANTITIES[base].high) for base in self._units]).reshape(
             -1, 2
@@ -192,7 +196,7 @@ class Accumulator:
             reduced.bets[1] = 0.0  # how sure Q may be of its tokens is a question of probabilities
         ids = None if density or token_ids is None else on_host(token_ids)
         prompts = _first_tokens(reduced, batch, ids, rollouts.prompts)
-        reduced = self._held(reduced, _penalty(reduced, batch, ids), prompts)
+        reduced = self._held(reduced, batch, _penalty(reduced, batch, ids), prompts)
         found = self._sampled_batch(reduced, member, batch, token_ids)
         tables = self._tables(member, rollouts, parts, reduced, batch, advantages)
         outside, *_ = [self._record_sampled(rows, train_kept, rewards) for rows in tables]
@@ -241,7 +245,7 @@ class Accumulator:
             pair = np.zeros((2, *shape))
             pair[0][at], pair[1][at] = found.train_logprob, found.inference_logprob
             batch = SampledBatch.of(pair[0], pair[1], kept)
-            reduced = self._held(reduce(batch, codes, member, self._cells, None, places=places))
+            reduced = self._held(reduce(batch, codes, member, self._cells, None, places=places), batch)
             codes = reduced.codes
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
@@ -309,15 +313,17 @@ class Accumulator:
         """The histograms of quantities that are no operators', by quantity and slice."""
         return {(quantity, slice): found for quantity, operator, slice, found in self.histograms() if not operator}
 
-    def _held(self, reduced: Reduced, penalty: str = "", prompts: str = "") -> Reduced:
+    def _held(self, reduced: Reduced, batch: SampledBatch, penalty: str = "", prompts: str = "") -> Reduced:
         """Nothing measured where the batch as a whole is no sample of the inference kernel; else the argument.
 
         `penalty` is the finding about a penalty that one side has, `prompts` that of `more_than_all`; empty for none.
         """
         codes = held_together(reduced.codes)
-        if penalty:
-            codes = np.where(codes == InvalidReason.VALID, np.int8(InvalidReason.PENALISED_SAMPLING), codes)
-            reduced.why[InvalidReason.PENALISED_SAMPLING] = penalty
+        copied = NOT_TWO_FORMATS if self._apart and _copied(reduced, batch) else ""
+        for reason, said in ((InvalidReason.PLACEHOLDER, copied), (InvalidReason.PENALISED_SAMPLING, penalty)):
+            if said:
+                codes = np.where(codes == InvalidReason.VALID, np.int8(reason), codes)
+                reduced.why[reason] = said
         surplus, too_sure = self._surplus.add(reduced.bets, reduced.mean_ratio)
         if surplus or too_sure or prompts:
             codes = np.where(codes == InvalidReason.VALID, np.int8(InvalidReason.NOT_SAMPLED), codes)
@@ -464,13 +470,25 @@ def _nothing(sequences: int, reason: InvalidReason) -> Batch:
     return Batch(0, 0, math.nan, None, (), {reason.name.lower(): np.arange(sequences)} if sequences else {})
 
 
+def _copied(reduced: Reduced, batch: SampledBatch) -> bool:
+    """Return True if both sides have one number at every token; False where few numbers are no evidence."""
+    if not reduced.rows.size or reduced.tokens.max() < RUN or reduced.stats[0, :, _ABS_LOG_RATIO].any():
+        return False
+    block = batch.block(_few(reduced))
+    return bool(equal_sides(block.train, block.inference))
+
+
+def _few(reduced: Reduced) -> NDArray[np.intp]:
+    """Rows that are enough to look at."""
+    return reduced.rows[: int(np.searchsorted(np.cumsum(reduced.tokens), LOOK)) + 1]
+
+
 def _penalty(reduced: Reduced, batch: SampledBatch, token_ids: NDArray[Any] | None) -> str:
     """Return the reason where one side has a penalty; empty for none, and without token ids."""
     tokens = reduced.tokens
     if token_ids is None or not reduced.stats[0, :, _ABS_LOG_RATIO].sum() > DRIFT * tokens.sum():
         return ""
-    few = reduced.rows[: int(np.searchsorted(np.cumsum(tokens), LOOK)) + 1]
-    block = batch.block(few)
+    block = batch.block(few := _few(reduced))
     return penalised(block.train, block.inference, batch.packed(token_ids, few), block.lengths)
 
 

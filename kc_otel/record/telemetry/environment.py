@@ -97,10 +97,10 @@ def exporter_names() -> tuple[str, ...]:
     return tuple(name for name in names or ["otlp"] if name != "none")
 
 
-def metric_exporters(rejected: Callable[[str], None] | None = None) -> tuple[MetricExporter, ...]:
+def metric_exporters(rejected: Callable[[str, int], None] | None = None) -> tuple[MetricExporter, ...]:
     """New exporters as the environment asks for them; the libraries they need are imported here and not before.
 
-    `rejected` is called with a sentence when an export is accepted without some of its points. ValueError if the
+    `rejected` is called with a sentence and a count when points of an export are rejected. ValueError if the
     environment names an exporter or a protocol that is not installed.
     """
     exporters = []
@@ -197,7 +197,7 @@ class UnknownAnswerError(Exception):
     """The answer to an export does not come from an OTLP receiver; the message quotes it."""
 
 
-def checking_answers(exporter: _Exporter, rejected: Callable[[str], None] | None = None) -> _Exporter:
+def checking_answers(exporter: _Exporter, rejected: Callable[[str, int], None] | None = None) -> _Exporter:
     """An exporter of metrics or logs, with its HTTP answers checked, and those of gRPC where `rejected` is given."""
     session = getattr(exporter, "_session", None)  # to OpenTelemetry 1.42
     if session is None:
@@ -225,14 +225,14 @@ def checking_answers(exporter: _Exporter, rejected: Callable[[str], None] | None
     return exporter
 
 
-def _tell_rejected(answer: Any, rejected: Callable[[str], None]) -> None:
+def _tell_rejected(answer: Any, rejected: Callable[[str, int], None]) -> None:
     partial_success = answer.partial_success
     if (count := getattr(partial_success, "rejected_data_points", 0)) > 0:
         said = f": {partial_success.error_message[:_MAX_MESSAGE_CHARACTERS]!a}" if partial_success.error_message else ""
-        rejected(f"the endpoint rejected {count:,} data points{said}")
+        rejected(f"the endpoint rejected {count:,} data points{said}", count)
 
 
-def _check(rejected: Callable[[str], None] | None, answer: Any, *_: Any, **__: Any) -> None:
+def _check(rejected: Callable[[str, int], None] | None, answer: Any, *_: Any, **__: Any) -> None:
     """A hook of `requests`, called before it follows a redirect."""
     if 300 <= answer.status_code < 400:
         to = answer.headers.get("location", "nowhere")

@@ -243,6 +243,7 @@ class RecorderStats:
     quarantined: int = 0  # sequences that were kept out of training
     exports: int = 0  # that every endpoint accepted
     exports_in_part: int = 0  # accepted, but for points that an endpoint rejected
+    exports_taken: int = 0  # of both, those of which points of drift were accepted
     export_failures: int = 0  # that an endpoint did not accept
     rejected: str = ""  # what an endpoint said of the last export that it accepted in part
     queued_batches: int = 0  # that wait to be measured
@@ -267,6 +268,7 @@ class Counters:
         """Note a peculiarity of a measured batch: its kind, and what it is, which is logged the first time."""
         self._failures = ReasonCounts(f"contract {contract}: %s failed")
         self._rejected = self._last_rejected = ""
+        self._points_rejected = self.points = 0  # of the export under way: all that are rejected, and those of drift
         self._by: defaultdict[tuple[str, ...], float] = defaultdict(int)
         """Counts of a metric by its attributes' values; an empty one is left out."""
         self._starts: dict[tuple[str, ...], int] = {}
@@ -323,6 +325,7 @@ class Counters:
         """Every endpoint accepted an export, up to the points that `export_rejected` was told of."""
         with self._lock:
             rejected, self._rejected = self._rejected, ""
+            self._plain["exports_taken"] += not rejected or self._points_rejected < self.points
             self._plain["exports_in_part" if rejected else "exports"] += 1
             self._last_rejected = rejected or self._last_rejected
         if rejected:
@@ -330,10 +333,10 @@ class Counters:
         else:
             self._failures.clear("export")  # the next outage is news again
 
-    def export_rejected(self, why: str) -> None:
+    def export_rejected(self, why: str, points: int) -> None:
         """The endpoint rejected points of the export that is under way; it must not be repeated."""
         with self._lock:
-            self._rejected = why
+            self._rejected, self._points_rejected = why, points
 
     def export_failed(self, why: object) -> None:
         """An endpoint did not accept an export."""

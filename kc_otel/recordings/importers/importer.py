@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
-from kc_otel.contract.slices import Scalar
+from kc_otel.contract.slices import LAG, Scalar
 from kc_otel.record.measure.checks import ratio_sums
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.telemetry.environment import try_export
@@ -46,6 +46,8 @@ _LOCK_POLL_SECONDS: Final = 0.1
 _PAUSES: Final = 0.2, 5.0
 """Seconds from a failed export to the next: the first, doubled up to the last."""
 _NOT_ALLOWED: Final = re.compile(r"\b40[13]\b|UNAUTHENTICATED|PERMISSION_DENIED")
+_LAST_SECONDS: Final = 1.0  # of an export beside which nothing is left to do
+_IN_PART: Final = "a part of it counts already: only --again measures it again, and counts that part twice"
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
 
@@ -100,6 +102,7 @@ class Importer:
         self._ledger = Ledger() if ledger is None else ledger
         self._follow = follow
         self._awaiting: set[Path] = set()
+        self._in_part: set[Path] = set()
         self._unreadable: Counter[Path] = Counter()
 
     @property
@@ -111,7 +114,7 @@ class Importer:
         """Import what is new in a file; whether all was measured and exported. A later export holds what is open."""
         self.totals.failed.pop(path, None)
         self._awaiting.discard(path)
-        before, known = sum(self._recorder.stats().dropped.values()), self._ledger.measured(path)
+        before, known = self._recorder.stats(), self._ledger.measured(path)
         refused = self.totals.refusals.counts.copy()
         try:
             self._measure(path)
@@ -127,12 +130,18 @@ class Importer:
             if reason != "no_tokens":  # a mask is no fault
                 self._refuse(reason, self.totals.refusals.first[reason], count)
         why = self._why_unexported(self._patience)
-        if (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
-            self._ledger.lose(path, known)
-            self.totals.failed[path] = f"{path}: {lost} batches were dropped; see the log and import the file again"
+        after = self._recorder.stats()
+        if (lost := sum(after.dropped.values()) - sum(before.dropped.values())) > 0:
+            part = after.sequences > before.sequences
+            self._ledger.lose(path, known, part=part)
+            then = _IN_PART if part else "import the file again"
+            self.totals.failed[path] = f"{path}: {lost} batches were dropped, see the log; {then}"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
             self.totals.failed[path] = f"{path}: {why}"
+            if after.exports_taken > before.exports_taken:
+                self._in_part.add(path)
+                self.totals.failed[path] += f"; {_IN_PART}"
         if not why:
             self._confirm()
         return path not in self.totals.failed
@@ -144,9 +153,17 @@ class Importer:
             self._recorder.refuse(reason, why, sequences)
 
     def finish(self) -> None:
-        """Export once more, for files that an endpoint has not taken yet."""
-        if self._ledger.unsaved and not self._why_unexported(0.0):
+        """End the recorder with an export for files that no endpoint has taken yet; what one took in part is noted."""
+        before = self._recorder.stats()
+        if self._ledger.unsaved:
+            self._recorder.shutdown(_LAST_SECONDS)
+        after = self._recorder.stats()
+        if after.exports > before.exports:
             self._confirm()
+        unsaved, taken = self._ledger.unsaved.items(), after.exports_taken > before.exports_taken
+        in_part = ((path, found) for path, found in unsaved if taken or found.part or path in self._in_part)
+        self._ledger.unsaved = {path: replace(found, part=True) for path, found in in_part}
+        self._ledger.save()
 
     def _measure(self, path: Path) -> None:
         before = known = self._ledger.measured(path)
@@ -260,6 +277,11 @@ class Importer:
             presampled=True,
             density=first.get(DENSITY) is True or None,
         )
+        # A lag without the steps that it lies between; all traffic has one, also of sequences that are stale.
+        aged = [row for row in chunk.attributes if isinstance(row.get(LAG), int)] if None in weights else []
+        if aged and chunk.versions is None:
+            known = [{name: value for name, value in row.items() if name != LAG} for row in aged]
+            self._recorder.observe("weights_lag", [row[LAG] for row in aged], attributes=known)
 
     def _why_unexported(self, patience: float) -> str:
         """Return "" if everything recorded was measured and accepted by every endpoint, in time; or why not."""
@@ -312,7 +334,10 @@ def _weights(row: Mapping[str, Scalar]) -> tuple[int | str | None, int | str | N
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Progress in a file: size, time of change, lines, digests of all and of the first sequence, new prompts, time."""
+    """Progress in a file: size, time of change, lines, digests of all and of the first sequence, new prompts, time.
+
+    Of a `part` that is exported it is not known which sequences it has.
+    """
 
     size: int
     changed: int
@@ -321,6 +346,7 @@ class _Measured:
     first: str
     prompts: list[str]
     at: float
+    part: bool = False
 
 
 class Ledger:
@@ -362,7 +388,7 @@ class Ledger:
 
     def __contains__(self, path: Path) -> bool:
         known = None if path in self.unsaved else self.measured(path)
-        return known is not None and _state(path)[1:] == (known.size, known.changed)
+        return known is not None and not known.part and _state(path)[1:] == (known.size, known.changed)
 
     def name(self, digest: str) -> str:
         """Return the name of a file that is measured and has this content, empty for none."""
@@ -381,9 +407,11 @@ class Ledger:
         self.unsaved[path] = measured
         self._know(str(path.resolve()), measured)
 
-    def lose(self, path: Path, known: _Measured | None) -> None:
-        """Note that something new of a file was lost: it is as far as it was `known` before, and its copies count."""
-        if measured := self.unsaved.pop(path, None):
+    def lose(self, path: Path, known: _Measured | None, *, part: bool) -> None:
+        """Note that what is new of a file was lost, all or a `part`: it is as far as `known`, and its copies count."""
+        if part and path in self.unsaved:
+            self.note(path, replace(self.unsaved[path], part=True))
+        elif measured := self.unsaved.pop(path, None):
             name = str(path.resolve())
             self._names.pop(measured.digest, None)
             self._known.pop(name)
@@ -459,6 +487,8 @@ def _locked(path: Path, stop: threading.Event) -> Iterator[None]:
 
 def _appended(path: Path, known: _Measured, digest: str, read: LinesRead) -> bool:
     """Return True if lines were appended to a file; a RewrittenError if it changed in another way."""
+    if known.part:
+        raise RecordingError(f"{path}: {_IN_PART}")
     if not digest:
         ahead = replace(read)
         new = next(lines(path, ahead), None) is not None

@@ -212,7 +212,7 @@ def test_what_older_weights_sampled_is_said_to_be_apart_and_refused_where_it_is_
     """No clause counts it; one-step-off-policy runs record nothing else."""
     aged = [{**row, "lag": place % 2} for place, row in enumerate(rollouts.attributes)]
     of = remedy(replace(rollouts, attributes=tuple(aged)), contract(REWARD))
-    said = "4,000 more sequences, 32,000 tokens, are slice stale: older weights sampled them."
+    said = "4,000 more sequences, 32,000 tokens, are slice stale: older weights sampled them, or a part of each."
     assert said in remedy_sentence(of)
     assert said in " ".join(remedy_lines(of))
     steps = [
@@ -237,7 +237,8 @@ def test_a_sequence_that_older_weights_sampled_in_part_is_corrected_as_a_whole(r
     versions[rollouts.starts[1::2]] = 6
     of = remedy(replace(rollouts, attributes=rows, versions=versions), contract(REWARD))
     assert of.replayed[0].costs["all"].sequences == 4000
-    assert "4,000 more sequences, 32,000 tokens, are slice stale" in remedy_sentence(of)
+    said = "4,000 more sequences, 32,000 tokens, are slice stale: older weights sampled them, or a part of each."
+    assert said in remedy_sentence(of)
 
 
 def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):
