@@ -453,7 +453,7 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
 
 def _failing_on(state: ContractState, slice: str, failed: dict[Pair, Counter[str]], now: float) -> dict[Pair, str]:
     measured: dict[tuple[Pair, bool], dict[str, int]] = {}  # observations by metric, of sequences or of operators' rows
-    for metric in state.newest:
+    for metric in state.newest.keys() - {SAMPLING["prompt_rollouts"].name}:  # which count those that failed, too
         for pair, series in state.pairs(metric, slice).items():
             measured.setdefault((pair, "[" in metric), {})[metric] = state.counted(series, SHORT, now)
     unnamed = failed.pop(NO_PAIR, Counter())

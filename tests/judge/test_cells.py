@@ -376,6 +376,7 @@ def test_sequences_whose_slices_nobody_knows_are_of_every_cell() -> None:
         ("nan_logprob", {"kc.sampling.tokens": 990, "kc.drift.tv_token": 5000}, 11, "1.1 % of the sequences failed"),
         ("nan_logprob", {"kc.drift.tv_token": 990}, 11, "1.1 % of the sequences failed"),
         ("nan_logprob", {}, 3, "100 % of the sequences failed"),
+        ("nan_logprob", {"kc.sampling.rollouts": 48}, 192, "100 % of the sequences failed"),
         ("reward_out_of_range", {"kc.sampling.tokens": 990}, 500, None),
         ("no_tokens", {"kc.sampling.tokens": 990}, 500, None),
         ("greedy", {"kc.sampling.tokens": 990}, 500, None),
