@@ -157,9 +157,8 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
     else:
         first = frozenset(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _MAX_EMPTY_PAIRS))
     refused = _refused(state, metric, silence.now, silence.oldest) if of_samples else {}
-    if NO_PAIR not in every:
-        failing = (pair for (_, pair), said in refused.items() if said.startswith(INVALID_INPUT))
-        every = every.union(pair for pair in failing if pair != NO_PAIR)
+    named = {pair for (_, pair), said in refused.items() if said.startswith(INVALID_INPUT)} - {NO_PAIR}
+    every = (every - {NO_PAIR} if named else every) | named
     invalid = {**silence.not_sampled, **refused} if of_samples else {}
     untimely = _untimely(state, silence.now)
     otherwise = silence.otherwise | {
