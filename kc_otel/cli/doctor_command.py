@@ -25,7 +25,7 @@ from kc_otel.contract.load import load, load_all
 from kc_otel.contract.measuring_paths import Finding, MeasuringPath, left_open
 from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import NO_REPORT, listed
+from kc_otel.contract.words import NO_REPORT, RUN_ENDED, listed
 from kc_otel.judge.point_streams import OUTCOME_SENTENCES
 
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
@@ -50,6 +50,7 @@ _REQUESTS: Final[Mapping[str, str]] = {
     "internal_error": "see the evaluator's log for the cause",
 }
 
+_NOT_JUDGED: Final = {"NO_DATA": "data", "INVALID_INPUT": "valid data"}
 _SILENT_REMEDY: Final = "restart the recorder if its process died; end one on purpose with `recorder.shutdown()`"
 
 _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
@@ -57,7 +58,7 @@ _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
 
 def doctor(
     contracts: Annotated[
-        list[str] | None, typer.Argument(metavar="CONTRACT...", help="Contracts that should be judged.")
+        list[str] | None, typer.Argument(metavar="CONTRACT...", help="Contracts that should be judged; none: all.")
     ] = None,
     url: Url = DEFAULT_URL,
     path: Annotated[
@@ -149,10 +150,12 @@ def of_evaluator(
 ) -> Iterator[Finding]:
     """Check an evaluator's own report and the data that has arrived, as its API has them at a Unix time there.
 
-    `contracts` are those that it should judge, where they are known.
+    `contracts` are those that it should judge, where they are known: what it says of others is left out.
     """
     yield from (_error(said, "see the evaluator's log for the cause") for said in troubles(health, now))
     yield from _versions(served, contracts)
+    asked = {contract.name for contract in contracts} or {entry["name"] for entry in served}
+    served = [entry for entry in served if entry["name"] in asked]
     yield from (
         _warning(f"{contract['name']}, kernel {kernel['name']}: {said}", remedy)
         for contract in served
@@ -165,8 +168,8 @@ def of_evaluator(
     )
     yield from _arrived(health)
     yield from _silent(served, verdicts)
-    for name, reasons in health["invalid"].items():
-        for reason, count in reasons.items():
+    for name in sorted(asked & health["invalid"].keys()):
+        for reason, count in health["invalid"][name].items():
             yield _warning(
                 f"{name}: {count:,} sequences failed the input check `{reason}` and were not measured",
                 "see the handbook's page Input checks for its meaning and what to change",
@@ -357,10 +360,11 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
     """Yield the clauses and slices without data, and why: whole clauses first, then slices never matched."""
     for contract in served:
         own = [verdict for verdict in verdicts if verdict["contract"] == contract["name"] and not verdict["gone"]]
-        absent = [verdict for verdict in own if verdict["slice"] == "all" and verdict["status"] == "NO_DATA"]
-        for reason in dict.fromkeys(verdict["reason"] for verdict in absent):
+        absent = [verdict for verdict in own if verdict["slice"] == "all" and verdict["status"] in _NOT_JUDGED]
+        for status, reason in dict.fromkeys((verdict["status"], verdict["reason"]) for verdict in absent):
             clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in absent if verdict["reason"] == reason))
-            yield _error(f"{contract['name']}: no data for {clauses}", reason)
+            level = "warning" if reason.startswith(RUN_ENDED) else "error"
+            yield Finding(level, f"{contract['name']}: no {_NOT_JUDGED[status]} for {clauses}", reason)
         yield from _lacking(contract["name"], [verdict for verdict in own if verdict["observed"]])
         measured = {verdict["clause"] for verdict in own if verdict["observed"] and verdict["slice"] == "all"}
         if not measured:

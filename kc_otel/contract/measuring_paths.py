@@ -30,10 +30,10 @@ class MeasuringPath(StrEnum):
     """Recordings that `kc-otel gate run` judges."""
 
 
-_TRAINING: Final = ("quarantine-rollouts", "resync-weights", "halt")
+TRAINING: Final = ("quarantine-rollouts", "resync-weights", "halt")
 OBEYED: Final[Mapping[MeasuringPath, tuple[str, ...]]] = {
-    MeasuringPath.TRL: ("sample-more", *_TRAINING),
-    MeasuringPath.LOOP: ("sample-more", *_TRAINING),
+    MeasuringPath.TRL: ("sample-more", *TRAINING),
+    MeasuringPath.LOOP: ("sample-more", *TRAINING),
     MeasuringPath.TRAINER: ("resync-weights", "halt"),
     MeasuringPath.VERL: (),
 }
@@ -132,11 +132,11 @@ def judgeable(clause: Clause) -> bool:
 
 
 def _unobeyed(action: str, path: MeasuringPath, contract: Contract) -> str:
-    if path is MeasuringPath.VLLM and action in _TRAINING:
+    if path is MeasuringPath.VLLM and action in TRAINING:
         return "served requests have no trainer that could act; write {route: train-kernel}, and ask a Router"
     if path is MeasuringPath.VLLM and action == "sample-more":
         return "an engine keeps the share of requests that observability.sampling or KC_OTEL_SAMPLING says"
-    if path not in OBEYED or action not in {"route", "sample-more", *_TRAINING}:
+    if path not in OBEYED or action not in {"route", "sample-more", *TRAINING}:
         return ""
     if action not in (able := OBEYED[path]):
         instead = ", ".join(able) or "notify, or call a webhook"

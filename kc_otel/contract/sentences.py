@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Final
 
 from kc_otel.contract.clause import About, Clause
-from kc_otel.contract.model import Observability
+from kc_otel.contract.measuring_paths import TRAINING
+from kc_otel.contract.model import Contract, Observability
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
@@ -36,9 +37,18 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
         "run-ended": "find what broke before these kernels run again, for instance with `kc-otel locate`",
         "clause-gone": "roll the kernel back if it is in doubt, or close the incident with `kc-otel alerts ack "
         "{contract} --close --why '...'`",
+        "trainer": "check for invalid input and stale weights, then stop the run or correct its rollouts with `kc-otel "
+        "remedy`",
     }
 )
 """First action by the subject of an alert, as the end of a sentence that begins with `Now:`."""
+
+
+def remedy_of(contract: Contract, about: str) -> str:
+    """Return the first action; of a breach under a contract that asks trainers to act and no router, a trainer's."""
+    kinds = {action.kind for step in contract.escalation for action in step.do}
+    trains = about == "fail" and "route" not in kinds and not kinds.isdisjoint(TRAINING)
+    return REMEDIES["trainer" if trains else about]
 
 
 def consequence(clause: Clause | None, on: str, where: str, estimate: float = math.nan) -> str:

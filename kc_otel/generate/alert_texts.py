@@ -19,7 +19,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.registry.own_metrics import INVALID_ONCE, label, metric, selector
-from kc_otel.contract.sentences import REMEDIES, consequence, kept_away, promise
+from kc_otel.contract.sentences import consequence, kept_away, promise, remedy_of
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER
@@ -183,7 +183,7 @@ def annotation_texts(
     description = (
         choose(effect, _NOT_REFUTED, kept_away(where)) if alert.step.on == "fail" else effect,
         f"{actions}: {', '.join(map(str, alert.step.do))}.",
-        f"Now: {REMEDIES[alert.step.on]}{_UNLESS_DONE * (alert.step.on == 'fail')}.",
+        f"Now: {remedy_of(alert.contract, alert.step.on)}{_UNLESS_DONE * (alert.step.on == 'fail')}.",
         text(alert.promise),
         f"Measured: {numbers}." if with_numbers and numbers else "",
         _AVERAGED if alert.step.on == "fail" and numbers else "",

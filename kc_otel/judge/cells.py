@@ -162,9 +162,8 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
     else:
         first = frozenset(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _MAX_EMPTY_PAIRS))
     refused = _refused(state, metric, silence.now, silence.oldest) if of_samples else {}
-    if NO_PAIR not in every:
-        failing = (pair for (_, pair), said in refused.items() if said.startswith(INVALID_INPUT))
-        every = every.union(pair for pair in failing if pair != NO_PAIR)
+    named = {pair for (_, pair), said in refused.items() if said.startswith(INVALID_INPUT)} - {NO_PAIR}
+    every = (every - {NO_PAIR} if named else every) | named
     invalid = {**silence.not_sampled, **refused} if of_samples else {}
     untimely = _untimely(state, silence.now)
     otherwise = silence.otherwise | {
@@ -459,7 +458,7 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
 
 def _failing_on(state: ContractState, slice: str, failed: dict[Pair, Counter[str]], now: float) -> dict[Pair, str]:
     measured: dict[tuple[Pair, bool], dict[str, int]] = {}  # observations by metric, of sequences or of operators' rows
-    for metric in state.newest:
+    for metric in state.newest.keys() - {SAMPLING["prompt_rollouts"].name}:  # which count those that failed, too
         for pair, series in state.pairs(metric, slice).items():
             measured.setdefault((pair, "[" in metric), {})[metric] = state.counted(series, SHORT, now)
     unnamed = failed.pop(NO_PAIR, Counter())

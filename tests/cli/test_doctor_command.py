@@ -300,6 +300,29 @@ def test_a_slice_whose_sequences_fail_their_checks_has_matched() -> None:
     assert [said for said in found if "never matched" in said] == ["policy: slice long never matched (task: long)"]
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        ("INVALID_INPUT", "INVALID INPUT, placeholder: 9 sequences", ("error", "policy: no valid data for token-tv")),
+        ("NO_DATA", "no report for 5m", ("error", "policy: no data for token-tv")),
+        ("NO_DATA", "the run ended: its last recorder shut down 5m ago", ("warning", "policy: no data for token-tv")),
+    ],
+)
+def test_data_that_are_missing_or_invalid_are_an_error_unless_their_run_ended(
+    contract: Contract, status: str, reason: str, said: tuple[str, str]
+) -> None:
+    """Of the contracts that are asked about: what another one lacks is no error of theirs."""
+    health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {"other": {"nan": 3}}, "outbox": []}
+    served = [{"name": name, "hash": contract.hash, "kernels": [], "slices": {}} for name in ("policy", "other")]
+    cell = {"clause": "token-tv", "slice": "all", "kernel_train": "a", "kernel_inference": "b", "gone": False}
+    cells = [
+        cell | {"contract": name, "status": status, "observed": False, "reason": reason} for name in ("policy", "other")
+    ]
+    health |= {"requests": {"grpc accepted": 1}, "points": {"accepted": 1}}
+    found = list(of_evaluator(health, served, cells, 100.0, [contract]))
+    assert [(finding.level, finding.what) for finding in found if finding.level != "ok"] == [said]
+
+
 def test_what_a_version_lacks_that_another_measures(running: Callable[..., Running]) -> None:
     driven = running()
     for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):

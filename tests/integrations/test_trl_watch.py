@@ -222,6 +222,8 @@ def test_a_batch_without_sampling_log_probs_is_counted(watched):
         ({"top_p": 0.9}, None, {"processing_mismatch": 4}),
         ({"generation_kwargs": {"min_p": 0.1}}, None, {"processing_mismatch": 4}),
         ({"temperature": 0.7}, {"temperature": 1.0}, {"processing_mismatch": 4}),
+        ({"top_p": 0.9, "rollout_func": dict}, None, {}),  # it may sample otherwise
+        ({"rollout_func": dict}, {"top_p": 0.9}, {"processing_mismatch": 4}),
     ],
 )
 def test_processing_that_trl_applies_to_one_side_alone_is_a_mismatch(watched, args, processing, invalid):

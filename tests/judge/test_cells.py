@@ -188,14 +188,16 @@ def test_where_all_that_comes_fails_the_checks_the_cell_is_invalid_input() -> No
 
 
 def test_a_contract_of_which_nothing_was_ever_measured_says_which_check_fails() -> None:
-    """Of kernels that only send invalid sequences the cell is INVALID INPUT from the start; these are added up."""
+    """Kernels that only send invalid sequences each have a cell of their own, INVALID INPUT from the start."""
     evaluator = Evaluator([make_contract(slices={})])
     for name, sequences in (("b", 40), ("c", 2)):
         message = counted("not_same_tokens", sequences, NOW - 10, NOW, ("a" * 12, name * 12))
         evaluator.ingest_metrics(message, NOW)
-    verdict = judged(evaluator, NOW + 1)["all"]
-    assert verdict.status is Status.INVALID_INPUT
-    assert verdict.reason.startswith("INVALID INPUT, not_same_tokens: 42 sequences were not measured. The two sides do")
+    found = {verdict.cell.kernel_inference: verdict for verdict in verdicts_of(evaluator, NOW + 1)}
+    assert {verdict.status for verdict in found.values()} == {Status.INVALID_INPUT}
+    for name, sequences in (("b", 40), ("c", 2)):
+        said = f"INVALID INPUT, not_same_tokens: {sequences} sequences were not measured. The two sides do"
+        assert found[name * 12].reason.startswith(said)
 
 
 @pytest.mark.slow
@@ -376,6 +378,7 @@ def test_sequences_whose_slices_nobody_knows_are_of_every_cell() -> None:
         ("nan_logprob", {"kc.sampling.tokens": 990, "kc.drift.tv_token": 5000}, 11, "1.1 % of the sequences failed"),
         ("nan_logprob", {"kc.drift.tv_token": 990}, 11, "1.1 % of the sequences failed"),
         ("nan_logprob", {}, 3, "100 % of the sequences failed"),
+        ("nan_logprob", {"kc.sampling.rollouts": 48}, 192, "100 % of the sequences failed"),
         ("reward_out_of_range", {"kc.sampling.tokens": 990}, 500, None),
         ("no_tokens", {"kc.sampling.tokens": 990}, 500, None),
         ("greedy", {"kc.sampling.tokens": 990}, 500, None),

@@ -427,6 +427,17 @@ def test_a_breach_is_told_though_it_was_shorter_than_a_step_and_its_only_recorde
     ]
 
 
+def test_no_step_begins_because_of_a_run_that_has_ended(make_fleet: MakeFleet) -> None:
+    """Its last verdict is 100 s old when it shuts down, and outlasts it by more than the 20 s to the page."""
+    fleet = make_fleet(LATE_PAGE)
+    fleet.run(60, broken=0.001)
+    fleet.run(110, broken=0.4)
+    shut_down(fleet)
+    fleet.run(300)
+    pages = [body for body in fleet.told() if body["receiver"] == "pager"]
+    assert [(page["status"], page["notification_reason"]) for page in pages] == [("firing", "unproven")]
+
+
 @pytest.mark.parametrize("away", [120.0, 3600.0])
 def test_an_evaluator_that_was_away_hears_recorders_out_before_it_tells_that_nothing_was_proven(
     make_fleet: MakeFleet, away: float

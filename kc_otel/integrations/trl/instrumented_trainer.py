@@ -67,9 +67,9 @@ def instrument(
     >>> trainer.train()
 
     Slices are made of the dataset's columns that the contract names, and of `prompt_tokens`, `completion_tokens`,
-    `advantage` and `mode` (train or eval). Where the sampler truncates (top-p, top-k, min-p) sequences are counted as
-    `processing_mismatch` instead of being measured: TRL's training side does not truncate. In a distributed run every
-    process records what it trains on.
+    `advantage` and `mode` (train or eval). Where TRL's vLLM, or `processing`, truncates (top-p, top-k, min-p) sequences
+    are counted as `processing_mismatch` instead of being measured: TRL's training side does not truncate. In a
+    distributed run every process records what it trains on.
 
     Args:
         trainer: A `trl.GRPOTrainer` that samples with vLLM or with a `rollout_func`, before `train` is called.

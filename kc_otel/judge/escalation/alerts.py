@@ -26,8 +26,8 @@ ordered. An alert, but one of silence, that fires and matches after a long silen
 on which its step acts as on the first one.
 
 Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
-clock may jump back) and never more than the contract's window, for which alone a verdict speaks. Firing and resolving
-are edges: what has fired resolves once.
+clock may jump back) and never more than the contract's window, for which alone a verdict speaks. Nothing is added to
+what is pending of a run that has ended. Firing and resolving are edges: what has fired resolves once.
 
 A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It does not affect
 routes, quarantines, holds and halts, which act on kernels and not on notifications. An acknowledgement says that
@@ -274,7 +274,9 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
                 kept.append(replace(alert, counting=False))
                 continue
-            after, is_edge = _after_verdict(alert, step, verdict, passed, math.inf if away else long, now)
+            ended = step.on == "fail" and not alert.fires and tick.traffic.ended(*cell.pair)
+            more = 0.0 if ended else passed
+            after, is_edge = _after_verdict(alert, step, verdict, more, math.inf if away else long, now)
             if after is not None and is_edge:
                 gone = step.on == "no-data" and not after.fires and verdict is None
                 edges.append(replace(after, end=_why_gone(tick, alert)) if gone else after)

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.sentences import REMEDIES, consequence, kept_away, reading, statistic_words
+from kc_otel.contract.sentences import consequence, kept_away, reading, remedy_of, statistic_words
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, dilution, listed, moment, named_place, number, place
@@ -369,7 +369,8 @@ def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
     row = None if facts.incident is None else facts.incident.cell(*first.cell.place)
     about = "train-kernel" if about == "fail" and row is not None and row.against else about
     about = ROLLED_BACK if first.on == "fail" and about != "run-ended" and facts.rolled_back else about
-    return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=facts.contract.name)}."
+    remedy = remedy_of(facts.contract, ROLLED_BACK if about == "serves" else about)
+    return f"Now: {remedy.format(contract=facts.contract.name)}."
 
 
 def _lifting_sentence(commands: Sequence[str]) -> str:

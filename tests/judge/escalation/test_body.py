@@ -239,6 +239,18 @@ def test_no_message_asks_to_roll_back_what_is_rolled_back(contract, edges):
         assert {"roll the kernel version back" in text for text in descriptions} == {not expected}
 
 
+@pytest.mark.parametrize(
+    ("actions", "trains"),
+    [(["notify", "resync-weights"], True), (["halt", {"route": "train-kernel"}], False), (["notify"], False)],
+)
+def test_a_trainer_is_asked_to_do_what_it_can(make_contract, edges, actions, trains):
+    """No router asks under a contract that has directives for trainers and no route: nothing can be pinned."""
+    contract = make_contract([{"on": "fail", "severity": "critical", "do": actions}])
+    remedy = body_of(contract, edges[0])["kernelContract"]["next"]
+    assert ("stop the run or correct its rollouts" in remedy) is trains
+    assert ("pin the slice" in remedy) is not trains
+
+
 def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(contract, edges, make_verdict):
     recovered = replace(edges[0][1], verdict=make_verdict("PASS"))
     body = body_of(contract, [recovered])
