@@ -365,7 +365,8 @@ def _and_others(found: Counter[str]) -> str:
 
 def _was_in_breach(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> str:
     """Say that a pair which fell silent beside others was in breach; empty if not, or where they have replaced it."""
-    if not any(cell.clause == clause.id and cell.pair == pair for cell in state.evidence.alarmed):
+    alarmed = [held for cell, held in state.evidence.alarmed.items() if (cell.clause, cell.pair) == (clause.id, pair)]
+    if not any(held.failing or held.fault is not None for held in alarmed):
         return ""
     mine = state.heard.get(pair)  # a replaced pair ended before the others began
     beside = mine is not None and any(other.since < mine.last for name, other in state.heard.items() if name in alive)
