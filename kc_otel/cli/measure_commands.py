@@ -237,8 +237,10 @@ def rescore(
             if (sampled := reader.kernel()) is None:  # a recorder would report a kernel that nothing has sampled with
                 typer.echo("0 requests scored: the spool is empty")
                 return
-            own = {"resource": instance_of(spool), "serves": empty.is_set}
-            recorder = files.enter_context(Recorder(loaded, train=kernel, inference=sampled, sampling=1.0, **own))
+            recorder = Recorder(
+                loaded, train=kernel, inference=sampled, sampling=1.0, resource=instance_of(spool), serves=empty.is_set
+            )
+            files.enter_context(recorder)
             kept = None
             if worst is not None:
                 age, hidden = seconds("--keep-for", keep_for), redact or ()
