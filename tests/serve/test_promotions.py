@@ -313,7 +313,8 @@ REFUSED = Missing("policy", "trainA", "v2", "future", 1, 0.0, "points are from t
     ("asked", "answer", "later", "said"),
     [
         ("kernels", (FLOAT16,), None, "dtype bfloat16 is declared, and"),
-        ("kernels", (), None, "it has not reported its fields"),
+        ("kernels", (), None, "no inference kernel has reported by this name"),
+        ("kernels", (replace(FLOAT16, version="v1"),), None, "no inference kernel has reported by this name; seen are"),
         ("missing", [REFUSED], [replace(REFUSED, kernel_inference="v1")], "points of it are not judged: points are"),
         ("silent_recorders", (1, "1 of 2 recorders is silent"), None, "1 of 2 recorders is silent"),
     ],
