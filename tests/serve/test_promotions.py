@@ -275,6 +275,9 @@ def test_a_hold_of_one_version_leaves_another_alone(open_file):
     driven.tick(62, old="FAIL", v2="PASS")
     promotion = driven.core.promotions.of("policy", "v2")
     assert (promotion.position.stage, promotion.missing) == (Stage.CANARY, ())
+    (incident,) = driven.core.incidents()
+    done = [action.text for action in actions_taken(incident, driven.core.decisions)]
+    assert done == ["promotion of this version held"], "and no other's"
 
 
 def test_a_rollback_passes_while_another_version_is_in_promotion(driven):
