@@ -72,7 +72,7 @@ def test_a_name_that_no_kernel_has_starts_nothing(run, driven):
 
 def test_offline_ci_waits_for_a_gate_and_for_no_windows():
     found = {"kernel": "v2", "share": 0.0, "status": "running", "windows": 0, "windows_needed": 2, "failed_windows": 0}
-    found |= {"missing": ["no evidence of the offline stage"], "elsewhere": "", "reason": "ada starts it"}
+    found |= {"missing": ["no evidence of the offline stage"], "elsewhere": "", "hold": None, "reason": "ada starts it"}
     found["missing"].append("0 of 2 consecutive windows have passed, each 1h long")
     passed = "; 0 of 2 windows have passed, each 1h long"
     for position, following, said in (("offline-ci", "shadow", ""), ("shadow", "full", passed)):
