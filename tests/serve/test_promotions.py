@@ -253,6 +253,9 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract, open_file):
             dry.core.promotions.tell("policy", version, order, "ada", "", 63.0, stage=Stage.CANARY, start=True)
     (promotion,) = dry.core.promotions.all()
     assert (promotion.position.stage, dry.shares()) == (Stage.SHADOW, {})
+    with client_of(dry.core) as client:
+        found = client.get("/api/v1/promotions/policy/v2").json()
+    assert "  waits: policy runs dry: no gate opens, and no FAIL rolls it back" in promote_command._lines(found)
 
 
 def test_a_hold_of_the_policy_holds(open_file):
