@@ -230,12 +230,14 @@ def rescore(
         loaded = load(contract)
         spec = loaded.kernels.train
         score, kernel = _kernel(model, scorer, train_url, dtype, device, train_model=train_model, declared=spec)
-        with (
-            ExitStack() as files,
-            stopped_by_signals() as stop,
-            _opened(spool, stop) as reader,
-            Recorder(loaded, train=kernel, sampling=1.0, resource=instance_of(spool), serves=empty.is_set) as recorder,
-        ):
+        with stopped_by_signals() as stop, _opened(spool, stop, follow=follow) as reader, ExitStack() as files:
+            if (sampled := reader.kernel()) is None:  # a recorder would report a kernel that nothing has sampled with
+                typer.echo("0 requests scored: the spool is empty")
+                return
+            recorder = Recorder(
+                loaded, train=kernel, inference=sampled, sampling=1.0, resource=instance_of(spool), serves=empty.is_set
+            )
+            files.enter_context(recorder)
             kept = None
             if worst is not None:
                 age, hidden = seconds("--keep-for", keep_for), redact or ()
@@ -268,16 +270,22 @@ def rescore(
         raise typer.Exit(1)
 
 
-def _opened(spool: Path, stop: threading.Event) -> SpoolReader:
-    """Open a spool, once the engine has made it."""
+def _opened(spool: Path, stop: threading.Event, *, follow: bool) -> SpoolReader:
+    """Open a spool, once the engine has made it and, to follow it, a request is in it."""
     from kc_otel.recordings.spool import SpoolReader  # noqa: PLC0415
 
+    log = logging.getLogger("kc_otel")
     if not spool.exists():
-        logging.getLogger("kc_otel").info("waiting for %s, which the engine makes with KC_OTEL_SPOOL=%s", spool, spool)
+        log.info("waiting for %s, which the engine makes with KC_OTEL_SPOOL=%s", spool, spool)
         while not spool.exists():
             if stop.wait(_POLL_SECONDS):
                 raise typer.Exit
-    return SpoolReader(spool)
+    reader = SpoolReader(spool)
+    if follow and reader.kernel() is None:
+        log.info("waiting for the first request in %s", spool)
+        while reader.kernel() is None and not stop.wait(_POLL_SECONDS):
+            pass
+    return reader
 
 
 def _kernel(

@@ -146,6 +146,8 @@ def _lines(found: dict[str, Any], *, waits: bool = True) -> list[str]:
     if failing:
         lines.append(f"  {failing} of {found['failure_limit']} failing windows until it is rolled back")
     lines += [f"  waits: {reason}" for reason in found["missing"] if waits and "windows have passed" not in reason]
+    if found["hold"] and "held: by" not in "".join(lines):
+        lines.append(f"  held by {found['hold']['by']}: {found['hold']['why']}")
     if found["approved"]:
         lines.append(f"  approved by a person: {', '.join(found['approved'])}")
     if found["elsewhere"] and found["elsewhere"] not in "".join([found["reason"], *lines]):

@@ -3,9 +3,9 @@
 A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current: those whose newest
 observation is less than a short window older than that of any pair, so that a version that was rolled out takes the
 place of the one before. Current pairs that fell silent stay while all of them are silent, while a breach is held
-against them and they were not replaced, or while a canary gives them requests: then they are NO_DATA. So is a slice on
-which no current pair has observations, for a few pairs: whoever invents kernels would have a cell for each of them on
-every slice.
+against them and they were not replaced, or while their promotion gives them requests: then they are NO_DATA. So is a
+slice on which no current pair has observations, for a few pairs: whoever invents kernels would have a cell for each of
+them on every slice.
 
 Input that is no sample of two kernels' scores makes INVALID INPUT of its cells. Over tokens sampled from Q, E_Q[P/Q] <=
 1: where the ratios of a short window have a mean that is surely larger (a bet on each window anew, at 1e6 to 1), they
@@ -49,7 +49,7 @@ _LIMIT_STALE: Final = (
 )
 _MAX_EMPTY_PAIRS: Final = 8
 """Pairs that have a cell on a slice on which none has observations."""
-_SHARES: Final = "a canary divides the requests among them"
+_SHARES: Final = "its promotion gives it requests"
 _MAX_LISTED_OPERATORS: Final = 5
 _OF_SAMPLES: Final = frozenset({Origin.LOGPROBS, Origin.ADVANTAGES, Origin.REWARDS, Origin.TRUNCATION})
 _MAX_FAILING_SHARE: Final = 0.01
@@ -76,7 +76,7 @@ class Current(NamedTuple):
     silence: Mapping[Pair, str]
     """Why there is nothing to judge, by pair; empty if there is."""
     fallen: Mapping[Pair, str]
-    """Pairs that fell silent while their promise was broken or a canary divides requests, and since when, in words."""
+    """Pairs that fell silent in breach, or while their promotion gives them requests, and since when, in words."""
     waits: Mapping[Pair, str]
     """Pairs of which each recorder shut down cleanly, and when the next report is due, in words."""
     untimely: str
@@ -370,7 +370,8 @@ def _and_others(found: Counter[str]) -> str:
 
 def _was_in_breach(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> str:
     """Say that a pair which fell silent beside others was in breach; empty if not, or where they have replaced it."""
-    if not any(cell.clause == clause.id and cell.pair == pair for cell in state.evidence.alarmed):
+    alarmed = [held for cell, held in state.evidence.alarmed.items() if (cell.clause, cell.pair) == (clause.id, pair)]
+    if not any(held.failing or held.fault is not None for held in alarmed):
         return ""
     mine = state.heard.get(pair)  # a replaced pair ended before the others began
     beside = mine is not None and any(other.since < mine.last for name, other in state.heard.items() if name in alive)

@@ -103,7 +103,7 @@ class ContractState:
         self.events: Counter[str] = Counter()
         self.observed: Sequence[SeriesKey] = ()
         self.clock = 0.0
-        self.sharing: Collection[str] = ()  # versions of the inference kernel among which a canary divides requests
+        self.sharing: Mapping[str, float] = {}  # shares of the requests, by version of the inference kernel
         self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
         self._evicted_at = 0.0
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
@@ -442,9 +442,12 @@ class ContractState:
                 del self.heard[pair]
 
     def sharers(self, metric: str) -> Collection[Pair]:
-        """The latest pair of each version that has a share of the requests: none has replaced it."""
-        newest = self.newest.get(metric, {})
-        sharing = [pair for pair in newest if pair[1] in self.sharing]
+        """The latest pair of each version that has a share of the requests: none has replaced it.
+
+        A version that has all of them and shut down cleanly was replaced without a promotion.
+        """
+        newest, shares = self.newest.get(metric, {}), self.sharing
+        sharing = [of for of in newest if of[1] in shares and (shares[of[1]] < 1.0 or not self.has_ended(of))]
         return {pair[1]: pair for pair in sorted(sharing, key=newest.__getitem__)}.values()
 
     def has_room_for(self, streams: int, count: int, now: float) -> bool:

@@ -358,11 +358,12 @@ def overriding_pin(table: DecisionTable, contract: str, slice: str, version: str
     return (newest, max(given)) if given else None
 
 
-def sharing(table: DecisionTable, contract: str) -> Collection[str]:
-    """Return the versions among which a canary divides a contract's requests; the promoted one has what is left."""
+def sharing(table: DecisionTable, contract: str) -> Mapping[str, float]:
+    """Return each version's share of a contract's requests; the promoted one has what canaries leave."""
     shares = {share.version: share.weight for share in table.canaries if share.contract == contract and share.weight}
-    left = 0.0 < sum(shares.values()) < 1.0
-    return {*shares, *(of.version for of in table.promoted if of.contract == contract and left)}
+    if (left := 1.0 - sum(shares.values())) > 0.0:
+        shares |= {of.version: left for of in table.promoted if of.contract == contract}
+    return shares
 
 
 def kept_since(table: DecisionTable, contract: str) -> Callable[[str, str], float | None]:

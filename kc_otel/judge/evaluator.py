@@ -249,14 +249,14 @@ class Evaluator:
     def evaluate(self, now: float, table: DecisionTable | None = None) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.
 
-        While a canary of the table runs, a version that has a share of the requests is missed when it falls silent.
+        A version to which the table gives a share of the requests is missed when it falls silent.
         A cell that cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
         """
         if self._listening is not None:  # also when the clock went back
             self._listening = self._listening._replace(since=min(self._listening.since, now))
         self.judged_at = now
         for name, state in self.states.items():
-            state.sharing = () if table is None else sharing(table, name)
+            state.sharing = {} if table is None else sharing(table, name)
         with without_collector():
             return {name: self._evaluation(state, now) for name, state in self.states.items()}
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kc_otel.contract.units import format_duration
+from kc_otel.record.kernel import Kernel
 from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
 from kc_otel.recordings.request import COLUMNS, Row, SampledRequest, decode, encode, size_of
 
@@ -174,6 +175,16 @@ class SpoolReader:
                 _log.warning("%s: %s; it is removed", self.path, error)
                 self.done([number])
         return found
+
+    def kernel(self) -> Kernel | None:
+        """The kernel of the oldest request that can be read; None while there is none."""
+        try:
+            for row in self._connection.execute(f"SELECT {COLUMNS} FROM requests ORDER BY id"):  # noqa: S608 - constants
+                with suppress(ValueError):
+                    return decode(row).kernel
+        except sqlite3.Error as error:
+            raise SpoolError(f"{self.path}: cannot be read ({error})") from None
+        return None
 
     def _look_ahead(self) -> None:
         """Note the numbers of the next requests by their prompt, whose rollouts are mixed with those of others."""

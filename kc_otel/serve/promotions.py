@@ -337,7 +337,8 @@ def reasons_to_wait(
     reasons = [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in held.items()]
     found = [kernel for kernel in kernels if (kernel.role, kernel.version) == ("inference", version)]
     if not found and promotion.position.stage is not Stage.OFFLINE_CI:
-        reasons.append("it has not reported its fields, so nothing shows that it is what the contract declares")
+        others = ", ".join(kernel.version for kernel in kernels if kernel.role == "inference")
+        reasons.append(f"no inference kernel has reported by this name{f'; seen are {others}' * bool(others)}")
     reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, kernels)]
     reasons += [f"{row.what} of it are not judged: {row.text}" for row in missing if row.kernel_inference == version]
     reasons += [

@@ -72,7 +72,7 @@ def test_a_name_that_no_kernel_has_starts_nothing(run, driven):
 
 def test_offline_ci_waits_for_a_gate_and_for_no_windows():
     found = {"kernel": "v2", "share": 0.0, "status": "running", "windows": 0, "windows_needed": 2, "failed_windows": 0}
-    found |= {"missing": ["no evidence of the offline stage"], "elsewhere": "", "reason": "ada starts it"}
+    found |= {"missing": ["no evidence of the offline stage"], "elsewhere": "", "hold": None, "reason": "ada starts it"}
     found["missing"].append("0 of 2 consecutive windows have passed, each 1h long")
     passed = "; 0 of 2 windows have passed, each 1h long"
     for position, following, said in (("offline-ci", "shadow", ""), ("shadow", "full", passed)):
@@ -122,7 +122,7 @@ def test_what_another_version_is_tried_on_is_left_out_of_what_a_version_may_serv
 def test_orders_are_taken_with_who_and_why(run, driven):
     """An order exits with 0; one that needs a reason is refused without, before anything is asked."""
     run("promote", "policy", "v2", "--start")
-    assert run("promote", "policy", "v2", "--hold", "--why", "lunch", "--by", "bob")[0] == 0
+    assert "held by bob: lunch" in run("promote", "policy", "v2", "--hold", "--why", "lunch", "--by", "bob")[1]
     driven.tick()
     code, out, _ = run("promote", "policy", "v2")
     assert (code, "  waits: held: by bob: lunch" in out) == (3, True)

@@ -111,6 +111,30 @@ def test_a_rescorer_that_ends_with_its_engine_ends_the_kernel_once_the_spool_is_
     assert last.value == int(lost)
 
 
+@pytest.mark.parametrize("options", [(), ("--follow",)])
+def test_nothing_reports_a_kernel_before_a_request_of_it_is_in_the_spool(run, tmp_path, monkeypatch, options):
+    """The contract's declaration would count as a kernel that has reported, and the one before as replaced by it."""
+    exporter, looks = Memory(), []
+
+    class Stop(threading.Event):
+        def wait(self, timeout=None):
+            if looks.append(timeout) or len(looks) == 3:
+                self.set()
+            return self.is_set()
+
+    @contextmanager
+    def stopped():
+        yield Stop()
+
+    with SpoolReader(tmp_path / "spool.sqlite") as reader:
+        reader.done(number for number, _ in reader.take(100))
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", stopped)
+    monkeypatch.setattr("kc_otel.record.recorder.Recorder", partial(Recorder, metric_exporter=exporter))
+    code, out, _ = run("--scorer", "my_kernel.py:half_a_nat_less", *options)
+    assert (code, out.strip(), len(looks)) == (0, "0 requests scored: the spool is empty", 3 * len(options))
+    assert exporter.exports == []
+
+
 def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):
     assert "not comparable: 2 wrong_weights" in run("--scorer", "my_kernel.py:half_a_nat_less", "--weights", "final")[1]
 

@@ -387,6 +387,8 @@ def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve
     assert "listens" not in shown("halt", 800, "950")
     assert "listens" not in shown("halt", 950, "null")
     assert "listens" not in shown("hold-promotion", 100, "null")
+    said = browser.evaluate("document.querySelector('#decisions-body').innerText")
+    assert said.startswith("Promotion of this version is held because of code"), "another's is not"
 
 
 def test_an_incident_has_an_address_that_a_message_can_link_to(browser: Any, broken: Evaluator) -> None:
@@ -570,6 +572,10 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(browser: Any
     assert "every clause on slice prose is silenced by ada (a drill)" in said
     assert "ada acknowledged token-tv on code: a drill" in said
     assert f"vllm 2 int8 ({BAD.fingerprint}) is in offline-ci" in said
+    of_replaced = "[{ contract: 'p', kernel: 'v', status: 'replaced', position: 'full' }]"
+    asked = f"stage({{ contract: 'p', kernel_inference: 'v' }}, {of_replaced})"
+    told = browser.evaluate(f"import('/page/overview.js').then(({{ stage }}) => {asked})")
+    assert told == "replaced", "in full is the version that has its place"
     none = "{ decisions: { routes: [], directives: [] }, contracts: [] }"
     said = browser.evaluate(f"""import('/page/aside.js').then(({{ showDecisions }}) => {{
       showDecisions({none});

@@ -233,6 +233,19 @@ def test_a_broken_pair_that_falls_silent_beside_another_is_no_data(contract, sen
     assert statuses(evaluator, time + window) == {cell(inference=NEWER): Status.PASS}
 
 
+def test_a_pair_whose_breach_was_refuted_is_not_missed_beside_another(contract: Any, sender: Any, now: float) -> None:
+    evaluator, old, new = Evaluator([contract(slices={})]), sender(), sender(inference=NEWER)
+    statuses_of_old = []
+    for step in range(70):
+        time = now + 10.0 * step
+        if step < 50:
+            evaluator.ingest_metrics(old.request(time, large(500) if step < 12 else small(5000)), time)
+        evaluator.ingest_metrics(new.request(time, small(5000)), time)
+        statuses_of_old.append(statuses(evaluator, time).get(cell()))
+    assert (statuses_of_old[11], statuses_of_old[49]) == (Status.FAIL, Status.PASS)
+    assert Status.NO_DATA not in statuses_of_old
+
+
 @pytest.mark.slow
 def test_a_slow_exporter_is_not_silent_between_two_reports(contract: Any, sender: Any, now: float) -> None:
     """Reports that come as rarely as the heartbeat do not flap between PASS and NO_DATA."""

@@ -258,6 +258,9 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract, open_file):
             dry.core.promotions.tell("policy", version, order, "ada", "", 63.0, stage=Stage.CANARY, start=True)
     (promotion,) = dry.core.promotions.all()
     assert (promotion.position.stage, dry.shares()) == (Stage.SHADOW, {})
+    with client_of(dry.core) as client:
+        found = client.get("/api/v1/promotions/policy/v2").json()
+    assert "  waits: policy runs dry: no gate opens, and no FAIL rolls it back" in promote_command._lines(found)
 
 
 def test_a_hold_of_the_policy_holds(open_file):
@@ -280,6 +283,9 @@ def test_a_hold_of_one_version_leaves_another_alone(open_file):
     driven.tick(62, old="FAIL", v2="PASS")
     promotion = driven.core.promotions.of("policy", "v2")
     assert (promotion.position.stage, promotion.missing) == (Stage.CANARY, ())
+    (incident,) = driven.core.incidents()
+    done = [action.text for action in actions_taken(incident, driven.core.decisions)]
+    assert done == ["promotion of this version held"], "and no other's"
 
 
 def test_a_rollback_passes_while_another_version_is_in_promotion(driven):
@@ -318,7 +324,8 @@ REFUSED = Missing("policy", "trainA", "v2", "future", 1, 0.0, "points are from t
     ("asked", "answer", "later", "said"),
     [
         ("kernels", (FLOAT16,), None, "dtype bfloat16 is declared, and"),
-        ("kernels", (), None, "it has not reported its fields"),
+        ("kernels", (), None, "no inference kernel has reported by this name"),
+        ("kernels", (replace(FLOAT16, version="v1"),), None, "no inference kernel has reported by this name; seen are"),
         ("missing", [REFUSED], [replace(REFUSED, kernel_inference="v1")], "points of it are not judged: points are"),
         ("silent_recorders", (1, "1 of 2 recorders is silent"), None, "1 of 2 recorders is silent"),
     ],

@@ -787,18 +787,24 @@ def statuses(fleet: Fleet) -> dict[tuple[str, str], Status]:
 
 @pytest.mark.parametrize("dead", [0, 1], ids=["canary", "promoted"])
 def test_a_recorder_that_died_is_missed_while_a_canary_runs(fleet_with_canary, dead):
-    """Its version may go on serving its share: no other has replaced it, until the canary is rolled back."""
+    """Its version may go on serving its share: no other has replaced it, and the promoted one has all after a rollback.
+
+    A promoted one that shuts down cleanly was replaced without a promotion.
+    """
     fleet, pairs = fleet_with_canary, [("a" * 12, TRIED), ("a" * 12, "b" * 12)]
     fleet.feed(600, lambda: [both(fleet)[1 - dead]])
     fleet.restart()
     fleet.feed(60, lambda: [both(fleet)[1 - dead]])
     assert statuses(fleet) == {pairs[dead]: Status.NO_DATA, pairs[1 - dead]: Status.PASS}
     reasons = [verdict.reason for verdict, _ in fleet.core.history.cells()]
-    assert any(reason.endswith("; others report, and a canary divides the requests among them") for reason in reasons)
+    assert any(reason.endswith("; others report, and its promotion gives it requests") for reason in reasons)
     fleet.feed(100, list)  # nobody reports
     assert [incident.kernel_inference for incident in fleet.core.incidents()].count(pairs[dead][1]) == 1
     assert fleet.ends() == []
     fleet.core.promotions.tell("policy", TRIED, "rollback", "ada", "it died", fleet.now)
+    fleet.feed(60, lambda: [both(fleet)[1 - dead]])
+    assert statuses(fleet).get(pairs[dead]) is (Status.NO_DATA if dead else None)
+    fleet.core.metrics(info_request(fleet.now, 0, "healthy"), fleet.now)
     fleet.feed(60, lambda: [both(fleet)[1 - dead]])
     assert pairs[dead] not in statuses(fleet)
 

@@ -522,7 +522,7 @@ _DONE: Final = {
     "serves": f"measured after its rollback: {MEASURED_LATER}",
     "sample-more": "recorders asked to sample more",
     "locate": "machines asked to locate the operator",
-    "hold-promotion": "promotions held",
+    "hold-promotion": "promotion of this version held",
     "quarantine-rollouts": "trainers asked to quarantine rollouts of {where}",
     "resync-weights": "trainers asked to send the weights again",
     "halt": "trainers asked to halt",

@@ -444,9 +444,12 @@ def _promotion(core: Core, promotion: Promotion) -> PromotionView:
     path = path_of(terms)
     running = promotion.status is PromotionStatus.RUNNING
     following = next_position(promotion, terms) if running else None
-    share = share_of(promotion)
+    share, missing = share_of(promotion), list(promotion.missing)
+    if following is not None and promotion.contract in core.dry_run:
+        missing.insert(0, f"{promotion.contract} runs dry: no gate opens, and no FAIL rolls it back")
     return PromotionView.of(
         promotion,
+        missing=missing,
         kernel=promotion.version,
         position=str(promotion.position),
         stage=promotion.position.stage,

@@ -24,7 +24,7 @@ const FEW = 6; // routes that are listed one by one
 const ASKED = {
   "sample-more": "Recorders are asked to sample more",
   locate: "Machines are asked to locate the operator",
-  "hold-promotion": "Promotions are held",
+  "hold-promotion": "Promotion of this version is held",
   "quarantine-rollouts": "Trainers are asked to quarantine rollouts",
   "resync-weights": "Trainers are asked to send the weights again",
   halt: "Trainers are asked to halt",

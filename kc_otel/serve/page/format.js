@@ -99,7 +99,7 @@ const DONE = {
   route: "routing to the training kernel ordered",
   "sample-more": "recorders asked to sample more",
   locate: "machines asked to locate the operator",
-  "hold-promotion": "promotions held",
+  "hold-promotion": "promotion of this version held",
   "quarantine-rollouts": "trainers asked to quarantine rollouts",
   "resync-weights": "trainers asked to send the weights again",
   halt: "trainers asked to halt",

@@ -135,9 +135,9 @@ const kernels = (one, contracts) => {
 };
 
 /** Where the kernel version of an incident is on its way, when it is. */
-function stage(one, promotions) {
+export function stage(one, promotions) {
   const found = promotions.find((each) => each.contract === one.contract && each.kernel === one.kernel_inference);
-  if (found?.status !== "rolled-back") return found && `in ${found.position}`;
+  if (found?.status !== "rolled-back") return found && (found.status === "replaced" ? "replaced" : `in ${found.position}`);
   return found.seen_serving ? "rolled back, and measured after that" : "rolled back";
 }
 
