@@ -530,8 +530,9 @@ def _in_words(
         text = f"routing {where} to the training kernel was ordered"
         if routes and not held:
             text += f", but {routes[0].outdated}"
-        elif held and incident.state is IncidentState.BROKEN:
-            text += f", but {incident.unmet}" * bool(incident.unmet)
+        elif held and incident.state is IncidentState.BROKEN and incident.unmet:
+            newest = all(other.at <= action.at for other in incident.actions if other.kind == "route")
+            text += f", but {incident.unmet}" * newest
         return text, held
     asked = {
         directive.kind

@@ -173,16 +173,24 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
 
 
 def with_done(incidents: Sequence[Incident], done: Iterable[tuple[Key, IncidentAction]]) -> tuple[Incident, ...]:
-    """The incidents with actions, by key: each is there once, at its first time, with all of its slices."""
-    by_key = {
-        incident.key: {(action.kind, action.target, action.dry_run): action for action in incident.actions}
-        for incident in incidents
-    }
+    """The incidents with actions, by key: each is there once, at its first time, with all of its slices.
+
+    A slice's route is there at its last time: a person may have ended the one before.
+    """
+    by_key = {incident.key: {_identity(action): action for action in incident.actions} for incident in incidents}
     for key, action in done:
-        actions, which = by_key.get(key, {}), (action.kind, action.target, action.dry_run)
+        actions, which = by_key.get(key, {}), _identity(action)
+        for other in [other for other in actions if other[:3] == which[:3] and other != which]:
+            left = tuple(slice for slice in actions[other].slices if slice not in action.slices)
+            actions[other] = replace(actions[other], slices=left)
         first = actions.get(which, action)
         actions[which] = replace(first, slices=tuple(dict.fromkeys((*first.slices, *action.slices))))
-    return tuple(replace(incident, actions=tuple(by_key[incident.key].values())) for incident in incidents)
+    kept = {key: tuple(action for action in actions.values() if action.slices) for key, actions in by_key.items()}
+    return tuple(replace(incident, actions=kept[incident.key]) for incident in incidents)
+
+
+def _identity(action: IncidentAction) -> tuple[Any, ...]:
+    return action.kind, action.target, action.dry_run, action.at if action.kind == "route" else None
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:

@@ -13,7 +13,7 @@ from kc_otel.judge.escalation.alerts import Alert, People, Silence
 from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
-from kc_otel.judge.incidents.incident_lifecycle import by_urgency, follow, with_word
+from kc_otel.judge.incidents.incident_lifecycle import by_urgency, follow, with_actions, with_word
 from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
 from tests.tools.escalations import Escalating, advanced, tick_of
@@ -652,8 +652,20 @@ def test_an_action_is_done_once_however_many_slices_it_is_about_and_nobody_is_to
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(20.0, fail("code"), fail("prose"))
     assert [(action.kind, action.at, action.slices) for action in incident.actions] == [
-        ("route", 10.0, ("code", "prose")), ("halt", 10.0, ("code", "prose")),
+        ("route", 10.0, ("code",)), ("halt", 10.0, ("code", "prose")), ("route", 20.0, ("prose",)),
     ]  # fmt: skip
+
+
+def test_a_route_that_is_ordered_anew_is_told_at_its_last_time_and_what_it_lacks_beside_the_newest():
+    evaluator = Evaluator([{"on": "fail", "do": [{"route": "train-kernel"}]}])
+    evaluator.traffic = TrafficSeen()
+    evaluator.tick(10.0, fail("code"))
+    evaluator.tick(20.0, fail("code"), fail("prose"))
+    ordered_twice = fired(fail("code"))
+    (incident,) = with_actions(evaluator.lasting, [replace(ordered_twice, at=30.0)], People(), dry_run=False)
+    done = [(action.at, action.text) for action in actions_taken(incident, evaluator.table) if action.kind == "route"]
+    text = "routing {} to the training kernel was ordered"
+    assert done == [(20.0, text.format("prose")), (30.0, f"{text.format('code')}, but {UNTAKEN}")]
 
 
 def test_a_dry_run_says_what_it_would_do():
