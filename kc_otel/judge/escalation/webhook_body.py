@@ -327,7 +327,12 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
     if first.step == ROLLED_BACK:
         later, serves = f"measured after its rollback: {MEASURED_LATER}", _alert_kind(first) == "serves"
         return f"A version was {later if serves else 'rolled back and should no longer serve requests'}."
-    slices = slices or ((first.cell.slice,) if facts.incident is None else facts.incident.slices)
+    if facts.incident is not None and not slices:
+        fires, slices = {edge.cell.slice for edge in firing}, facts.incident.slices
+        if not facts.contained:
+            shown = facts.incident.shown_slices if _shows(first) else fires
+            slices = tuple(name for name in slices if name in shown)
+    slices = slices or (first.cell.slice,)
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
     )

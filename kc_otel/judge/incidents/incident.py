@@ -365,6 +365,12 @@ class Incident:
         return tuple(dict.fromkeys(onset.slice for onset in onsets))
 
     @property
+    def shown_slices(self) -> tuple[str, ...]:
+        """Those of its slices where the last verdict shows that it is broken; all of them where none does."""
+        shown = {cell.slice for cell in self.shown or self.current}
+        return tuple(name for name in self.slices if name in shown)
+
+    @property
     def since(self) -> float:
         """Unix time at which the first cell broke, seconds."""
         return min(cell.since for cell in self.cells)
@@ -403,10 +409,8 @@ class Incident:
 
     @property
     def _what_broke(self) -> str:
-        cells = self.shown or self.current
-        slices = [place(name) for name in self.slices if any(cell.slice == name for cell in cells)]
-        clauses = tuple(dict.fromkeys(cell.clause for cell in cells))
-        where, what = listed(slices), listed(clauses)
+        clauses = tuple(dict.fromkeys(cell.clause for cell in self.shown or self.current))
+        where, what = listed(list(map(place, self.shown_slices))), listed(clauses)
         over, several = not self.shown, len(clauses) > 1
         if self._waited_for:
             return f"No kernel {'had' if over else 'has'} reported {what} on {where} yet"

@@ -115,6 +115,17 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
             assert text.startswith("Routers keep requests on slice code away from the kernel") is not answered
 
 
+def test_a_message_names_the_slices_whose_last_verdict_shows_the_breach(contract, make_verdict):
+    """Another slice of the incident is contained, say, and its alert still fires."""
+    broken, held = make_verdict("FAIL"), make_verdict("FAIL", slice="all")
+    _, fired, begun = begun_of(contract, [broken, held])
+    begun = replace(begun, cells=tuple(replace(cell, held=cell.slice == "all") for cell in begun.cells))
+    undecided = [replace(edge, verdict=make_verdict("INCONCLUSIVE")) for edge in fired if edge.cell.slice == "all"]
+    shown = [edge for edge in fired if edge.cell.slice == "code"]
+    for edges, said in ((shown + undecided, "the tokens on slice code would differ"), (undecided, "on all traffic")):
+        assert said in body_of(contract, edges, incident=begun, lasting=2)["kernelContract"]["impact"]
+
+
 def test_only_an_end_that_is_proven_is_green_in_slack(contract, make_verdict):
     state, _, begun = begun_of(contract, [make_verdict("FAIL")])
     passing = [make_verdict("PASS")]
