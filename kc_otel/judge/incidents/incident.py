@@ -455,17 +455,17 @@ def _extent(worst: BrokenCell, on: str) -> str:
 
 
 def _as_it_was(worst: BrokenCell, on: str) -> str:
+    most = ""
+    if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * (worst.estimate or 0.0):
+        most = f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC"
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
-        return worst.reason
+        return f"{most}; " * bool(most and on == "invalid-input") + worst.reason
     when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
     diluted = dilution(worst.reason, past=bool(when)) if on == "fail" else ""
     said_of = f"(confidence interval {interval(worst.lower, worst.upper)})" + f"; {diluted}" * bool(diluted)
-    if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
+    if most:
         since = when.strip() if when else "in current measurements"
-        return (
-            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
-            f"{number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
-        )
+        return f"{most} against a limit of {number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
     times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness >= 1.1 else " against a"
     return f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} {said_of}"
 

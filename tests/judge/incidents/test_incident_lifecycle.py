@@ -222,7 +222,7 @@ def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered():
 UNHEARD = replace(verdict_of("NO_DATA"), cell=verdict_of("NO_DATA").cell._replace(kernel_train="", kernel_inference=""))
 RUN_ENDED = verdict_of("NO_DATA", reason="the run ended: its last recorder shut down 70 s ago")
 OVER = {"inconclusive": "Decided"}
-FAILED = "1 sequence failed an input check and was not measured (1 nan_logprob). "
+FAILED = "1 sequence failed an input check within 5m and was not measured (1 nan_logprob). "
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,10 @@ def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
     evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan_logprob": 1})
     (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
-    said = "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
+    said = "11 sequences failed an input check within 5m and were not measured (2 nan_logprob, 9 token_mismatch). "
     assert incident.extents[0][1].startswith(said)
+    (fewer,) = evaluator.tick(700.0, verdict_of("PASS"), invalid={"nan_logprob": 3})
+    assert fewer.extents[0][1].startswith("11 on all traffic at 00:00 UTC; 3 sequences failed an input check within 5m")
     counts = {"code": 34.0, "prose": 30.0, "all": 64.0}
     cells = (
         replace(incident.cells[0], slice=name, estimate=count, reason=f"{count:g}") for name, count in counts.items()
