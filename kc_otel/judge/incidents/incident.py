@@ -292,13 +292,14 @@ class Incident:
     def _open_text(self) -> str:
         if self._waited_for or self._ended or (self.run_ended and not self.shown and self.on in OF_RECORDERS):
             return "Waiting for first data" if self._waited_for else "Ended"
-        if self.ordered_at is None:
-            if self.on != "fail" or self.shown:
-                return FAULTS[self.on].word
+        now = FAULTS[self.on].word
+        if self.on == "fail" and not self.shown:
             doubted = any(cell.doubted for cell in self.broken)
-            return f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
+            now = f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
+        if self.ordered_at is None:
+            return now
         at, unmet = moment(self.ordered_at)[:16], f", but {self.unmet}" * bool(self.unmet)
-        now = FAULTS[self.on].word if self.broken else "No longer measured as broken"
+        now = now if self.broken else "No longer measured as broken"
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
             over = "it was closed by a changed limit" if self.refuted and self.loosened else over
@@ -536,7 +537,7 @@ def _in_words(
             text += f", but {routes[0].outdated}"
         elif held and incident.state is IncidentState.BROKEN and incident.unmet:
             newest = all(other.at <= action.at for other in incident.actions if other.kind == "route")
-            text += f", but {incident.unmet}" * newest
+            text += f", but {incident.unmet}" * (newest or not {*incident.shown_slices}.isdisjoint(action.slices))
         return text, held
     asked = {
         directive.kind

@@ -174,6 +174,15 @@ def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery():
         assert incident.state_text == "Was broken; its alert still fires"
 
 
+def test_a_breach_that_the_last_verdict_does_not_show_is_told_as_past_whatever_was_ordered():
+    evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": [{"route": "train-kernel"}]}])
+    evaluator.traffic = TrafficSeen()
+    evaluator.tick(10.0, fail("code"))
+    (passes,) = evaluator.tick(20.0, verdict_of("PASS", slice="code"))
+    order = f"routing to the training kernel was ordered at 1970-01-01 00:00 UTC, but {UNTAKEN}"
+    assert passes.state_text == f"Was broken; its alert still fires; {order}"
+
+
 @pytest.mark.parametrize("doubt", ["a recorder of it is dead", "its limit was raised"])
 def test_a_pass_that_does_not_refute_the_breach_is_not_told_as_a_recovery(doubt):
     """As is said at the end, without proof of recovery or by a changed limit, it is said while the alert fires."""
@@ -658,16 +667,21 @@ def test_an_action_is_done_once_however_many_slices_it_is_about_and_nobody_is_to
     ]  # fmt: skip
 
 
-def test_a_route_that_is_ordered_anew_is_told_at_its_last_time_and_what_it_lacks_beside_the_newest():
+def test_a_route_that_is_ordered_anew_is_told_at_its_last_time_and_what_it_lacks_where_the_breach_is_shown():
     evaluator = Evaluator([{"on": "fail", "do": [{"route": "train-kernel"}]}])
     evaluator.traffic = TrafficSeen()
     evaluator.tick(10.0, fail("code"))
-    evaluator.tick(20.0, fail("code"), fail("prose"))
-    ordered_twice = fired(fail("code"))
-    (incident,) = with_actions(evaluator.lasting, [replace(ordered_twice, at=30.0)], People(), dry_run=False)
-    done = [(action.at, action.text) for action in actions_taken(incident, evaluator.table) if action.kind == "route"]
-    text = "routing {} to the training kernel was ordered"
-    assert done == [(20.0, text.format("prose")), (30.0, f"{text.format('code')}, but {UNTAKEN}")]
+    (incident,) = evaluator.tick(20.0, fail("code"), fail("prose"))
+
+    def told(incident: Incident) -> list[tuple[float, str]]:
+        return [(done.at, done.text) for done in actions_taken(incident, evaluator.table) if done.kind == "route"]
+
+    code, prose = (f"routing {slice} to the training kernel was ordered" for slice in ("code", "prose"))
+    assert told(incident) == [(10.0, f"{code}, but {UNTAKEN}"), (20.0, f"{prose}, but {UNTAKEN}")]
+    contained = replace(incident, cells=tuple(replace(cell, held=cell.slice == "code") for cell in incident.cells))
+    assert told(contained) == [(10.0, code), (20.0, f"{prose}, but {UNTAKEN}")]
+    (again,) = with_actions([contained], [replace(fired(fail("code")), at=30.0)], People(), dry_run=False)
+    assert told(again) == [(20.0, f"{prose}, but {UNTAKEN}"), (30.0, f"{code}, but {UNTAKEN}")]
 
 
 def test_a_dry_run_says_what_it_would_do():
