@@ -93,8 +93,9 @@ def alert_body(
     edges, incident, note = message.alerts, message.incident, links_note(facts.base)
     firing = bool(message.lasting) or any(edge.fires for edge in edges)
     lifted = () if incident is not None and incident.broken else lifting  # a slice that is silenced, say
-    following = _first_action(facts, edges) if firing else _lifting_sentence(lifted)
-    alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
+    following = _first_action(facts, edges)
+    lift = "" if following else _lifting_sentence(lifted)
+    alerts = [_alert(facts, edge, lift) for edge in edges]
     for alert in alerts:
         alert["annotations"]["description"] += f" {note}" * bool(note)
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
@@ -119,7 +120,7 @@ def alert_body(
             "reason": message.reason.value,
             "incident": None if incident is None else _incident(facts, incident),
             "impact": _impact(facts, edges),
-            "next": following,
+            "next": following or lift,
             "evidence": _evidence(contract, edges),
             "links": note,
             "cells": [_cell(edge) for edge in edges],

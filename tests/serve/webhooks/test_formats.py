@@ -105,6 +105,9 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
     """Its window still holds the breach; no request that anybody measures reaches the kernel."""
     _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     contained = replace(begun, state=IncidentState.CONTAINED)
+    ended = replace(contained, cells=tuple(replace(cell, until=AT) for cell in contained.cells))
+    told = body_of(contract, [fired[0].resolved(AT)], incident=ended, lasting=1, lifting=["kc-otel route resume"])
+    assert told["kernelContract"]["next"] == "Now: once the kernel is trusted again, run `kc-otel route resume`."
     update = encode(body_of(contract, [fired[0].resolved(AT)], reason="update", incident=contained, lasting=1))
     assert sent("slack", update)["text"].startswith("Update: Contained: policy-7b: token-tv is above its limit on code")
     assert sent("slack", update)["attachments"][0]["color"] == "#ff9f1c", "red is what users get"
