@@ -140,11 +140,23 @@ def by_urgency(incident: Incident) -> tuple[Any, ...]:
 
 
 def with_actions(
-    incidents: Sequence[Incident], fired: Iterable[Alert], people: People, *, dry_run: bool
+    incidents: Sequence[Incident], fired: Iterable[Alert], people: People, table: DecisionTable, *, dry_run: bool
 ) -> tuple[Incident, ...]:
-    """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done."""
+    """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done.
+
+    A route that the table had before is not ordered again.
+    """
+    ordered = {(route.contract, route.avoid, route.slice): route.since for route in table.routes if not dry_run}
+
+    def at(edge: Alert, kind: str) -> float:
+        place = edge.cell.contract, edge.cell.kernel_inference, edge.cell.slice
+        return ordered.get(place, edge.at) if kind == "route" else edge.at
+
     done = (
-        (edge.incident, IncidentAction(action.kind, action.target or "", edge.at, (edge.cell.slice,), dry_run))
+        (
+            edge.incident,
+            IncidentAction(action.kind, action.target or "", at(edge, action.kind), (edge.cell.slice,), dry_run),
+        )
         for edge in fired
         for action in edge.actions
         if dry_run or action.kind != "webhook"

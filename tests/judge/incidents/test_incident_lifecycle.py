@@ -680,8 +680,16 @@ def test_a_route_that_is_ordered_anew_is_told_at_its_last_time_and_what_it_lacks
     assert told(incident) == [(10.0, f"{code}, but {UNTAKEN}"), (20.0, f"{prose}, but {UNTAKEN}")]
     contained = replace(incident, cells=tuple(replace(cell, held=cell.slice == "code") for cell in incident.cells))
     assert told(contained) == [(10.0, code), (20.0, f"{prose}, but {UNTAKEN}")]
-    (again,) = with_actions([contained], [replace(fired(fail("code")), at=30.0)], People(), dry_run=False)
-    assert told(again) == [(20.0, f"{prose}, but {UNTAKEN}"), (30.0, f"{code}, but {UNTAKEN}")]
+    again = [replace(fired(fail("code")), at=30.0)]
+    (same,) = with_actions([contained], again, People(), evaluator.table, dry_run=False)
+    assert told(same) == told(contained)
+    evaluator.table = changed(
+        evaluator.table,
+        30.0,
+        routes=[replace(route, since=30.0) for route in evaluator.table.routes if route.slice == "code"],
+    )
+    (anew,) = with_actions([contained], again, People(), evaluator.table, dry_run=False)
+    assert [at for at, _ in told(anew)] == [20.0, 30.0]
 
 
 def test_a_dry_run_says_what_it_would_do():
