@@ -458,14 +458,15 @@ def _extent(worst: BrokenCell, on: str) -> str:
 def _as_it_was(worst: BrokenCell, on: str) -> str:
     most = ""
     if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * (worst.estimate or 0.0):
-        most = f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC"
+        size = f"{worst.peak:,.0f}" if on == "invalid-input" else number(worst.peak)
+        most = f"{size} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC"
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return f"{most}; " * bool(most and on == "invalid-input") + worst.reason
     when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
     diluted = dilution(worst.reason, past=bool(when)) if on == "fail" else ""
     said_of = f"(confidence interval {interval(worst.lower, worst.upper)})" + f"; {diluted}" * bool(diluted)
     if most:
-        since = when.strip() if when else "in current measurements"
+        since = when.strip() if when else "in the window"
         return f"{most} against a limit of {number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
     times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness >= 1.1 else " against a"
     return f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} {said_of}"

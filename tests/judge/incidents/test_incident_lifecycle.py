@@ -280,14 +280,17 @@ def test_what_a_fail_has_decided_is_over_though_that_orders_a_route():
 def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
     evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan_logprob": 1})
-    (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
-    said = "11 sequences failed an input check within 5m and were not measured (2 nan_logprob, 9 token_mismatch). "
+    (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9999})
+    said = "10001 sequences failed an input check within 5m and were not measured (2 nan_logprob, 9999 token_mismatch)"
     assert incident.extents[0][1].startswith(said)
     (fewer,) = evaluator.tick(700.0, verdict_of("PASS"), invalid={"nan_logprob": 3})
-    assert fewer.extents[0][1].startswith("11 on all traffic at 00:00 UTC; 3 sequences failed an input check within 5m")
+    assert fewer.extents[0][1].startswith(
+        "10,001 on all traffic at 00:00 UTC; 3 sequences failed an input check within"
+    )
     counts = {"code": 34.0, "prose": 30.0, "all": 64.0}
     cells = (
-        replace(incident.cells[0], slice=name, estimate=count, reason=f"{count:g}") for name, count in counts.items()
+        replace(incident.cells[0], slice=name, estimate=count, peak=count, reason=f"{count:g}")
+        for name, count in counts.items()
     )
     assert replace(incident, cells=tuple(cells)).extents == (("input", "64"),), "those of all slices"
     evaluator = Evaluator(QUIET)
@@ -725,7 +728,7 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is():
     (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
     ((_, said),) = incident.extents
     assert said == (
-        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in current measurements "
+        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in the window "
         "(confidence interval 0.0041 to 0.006)"
     )
     (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))
