@@ -170,11 +170,20 @@ class FailEvidence:
         return self._tests[where]
 
     def share(self, cell: Cell) -> float:
-        """Return the evidence against a cell, in 0..1: log M as a share of what FAIL takes; nan if untracked."""
+        """Return the evidence against a cell, in 0..1: log M as a share of what FAIL takes; nan if untracked.
+
+        What waits for a round of all recorders counts: "recent observations are above" is not said of it if it is good.
+        """
         if self.test_of(cell) is None:
             return math.nan
-        most = max((held.log_evidence for held in self.sides(cell)), default=0.0)
+        most = max(map(self._log_evidence, (cell, other_side(cell)) if cell.clause in self._two_sided else (cell,)))
         return round(min(max(most, 0.0) / self.level, 1.0), SHARE_DIGITS)
+
+    def _log_evidence(self, cell: Cell) -> float:
+        held, waiting = self.cells.get(cell), self._waiting.get(cell)
+        if held is None or waiting is None:
+            return 0.0 if held is None else held.log_evidence
+        return float(EDetector(held.log_sums[None]).gained(waiting.gains[None]).log_evidence[0])
 
     def shares(self) -> Floats:
         """`share` of all cells, not rounded, by the numbers of their rows; the last is that of a cell that has none."""
