@@ -65,6 +65,8 @@ class TrafficSeen:
         held = {slice for incident in incidents for slice in incident.held}
         all_since = ordered("", version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
+        if orders.get(ALL, -math.inf) > orders[slice]:  # it came later: what is ordered of the slice alone explains it
+            del orders[ALL]
         disobeyed_at = next((at for incident in incidents if (at := incident.disobeyed_at) is not None), -math.inf)
         return all(
             (name in held or self.has_taken(name, version, since, taken_at))

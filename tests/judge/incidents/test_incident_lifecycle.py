@@ -511,6 +511,13 @@ def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_diso
         assert seen.excuses("code", "b", lambda *_: 0.0) is explained
 
 
+def test_a_later_order_for_all_traffic_that_nobody_took_yet_leaves_a_slices_silence_explained():
+    seen = TrafficSeen(kept=lambda where, _: 15.0 if where == "code" else -math.inf)
+    orders = {"code": 10.0, "all": 20.0, "": 20.0, "prose": 20.0}
+    for slice, explained in (("code", True), ("prose", False), ("all", False)):
+        assert seen.excuses(slice, "b", lambda where, _: orders[where]) is explained
+
+
 def test_an_evaluator_that_has_just_begun_knows_what_was_contained():
     for taken_at, explained in ((1.0, True), (-1.0, False), (None, False)):
         assert TrafficSeen(incidents=known(taken_at=taken_at)).excuses("code", "b", lambda *_: 0.0) is explained
