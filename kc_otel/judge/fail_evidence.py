@@ -301,6 +301,10 @@ class FailEvidence:
     ) -> list[Histogram]:
         """Return a failing cell's observations of a whole round, empty before its end; `gains` becomes theirs."""
         waiting = self._waiting.setdefault(cell, _Waiting(now, np.zeros(gains.shape), []))
+        if now - waiting.since >= 2.0 * self._heartbeat:  # nothing came for a while: what waits is of before that
+            self._waiting[cell] = _Waiting(now, gains.copy(), [part])
+            gains[:] = waiting.gains
+            return waiting.parts
         waiting.gains += gains
         waiting.parts = [Histogram.union([*waiting.parts, part])]
         if cell.kernel_inference in shared and 0.0 <= now - waiting.since < self._heartbeat:
