@@ -170,11 +170,20 @@ class FailEvidence:
         return self._tests[where]
 
     def share(self, cell: Cell) -> float:
-        """Return the evidence against a cell, in 0..1: log M as a share of what FAIL takes; nan if untracked."""
+        """Return the evidence against a cell, in 0..1: log M as a share of what FAIL takes; nan if untracked.
+
+        What waits for a round of all recorders counts: "recent observations are above" is not said of it if it is good.
+        """
         if self.test_of(cell) is None:
             return math.nan
-        most = max((held.log_evidence for held in self.sides(cell)), default=0.0)
+        most = max(map(self._log_evidence, (cell, other_side(cell)) if cell.clause in self._two_sided else (cell,)))
         return round(min(max(most, 0.0) / self.level, 1.0), SHARE_DIGITS)
+
+    def _log_evidence(self, cell: Cell) -> float:
+        held, waiting = self.cells.get(cell), self._waiting.get(cell)
+        if held is None or waiting is None:
+            return 0.0 if held is None else held.log_evidence
+        return float(EDetector(held.log_sums[None]).gained(waiting.gains[None]).log_evidence[0])
 
     def shares(self) -> Floats:
         """`share` of all cells, not rounded, by the numbers of their rows; the last is that of a cell that has none."""
@@ -292,6 +301,10 @@ class FailEvidence:
     ) -> list[Histogram]:
         """Return a failing cell's observations of a whole round, empty before its end; `gains` becomes theirs."""
         waiting = self._waiting.setdefault(cell, _Waiting(now, np.zeros(gains.shape), []))
+        if now - waiting.since >= 2.0 * self._heartbeat:  # nothing came for a while: what waits is of before that
+            self._waiting[cell] = _Waiting(now, gains.copy(), [part])
+            gains[:] = waiting.gains
+            return waiting.parts
         waiting.gains += gains
         waiting.parts = [Histogram.union([*waiting.parts, part])]
         if cell.kernel_inference in shared and 0.0 <= now - waiting.since < self._heartbeat:

@@ -343,6 +343,14 @@ def test_a_headline_says_no_more_than_is_known(browser: Any, serve: Callable[...
     ended = fail | {"state_text": "Ended", "slices": ["long"]}
     assert shown({"FAIL": 1}, fail, ended) == ["1 promise was broken on code", "fail", "✕ Fail", "○ Ended"]
     assert shown({"PASS": 1}, ended) == ["A run has ended", "silent", "○ Ended"]
+    cell = {"clause": "tv", "slice": "code", "since": 1, "until": None}
+    for held, said in (
+        (True, ["1 promise was broken on code", "✕ Was broken"]),
+        (False, ["1 promise is broken on code", "✕ Fail"]),
+    ):
+        text = "Was broken; its alert still fires" if held else "Broken"
+        lasting = shown({"PASS": 1}, fail | {"state_text": text, "cells": [cell | {"held": held}]})
+        assert [lasting[0], *lasting[2:]] == said
     assert shown({"INVALID_INPUT": 1}, invalid) == ["Sequences fail the input checks", "fail", "⊘ Invalid input"]
     assert shown({"NO_DATA": 1}, waiting, heard=False)[:2] == ["Waiting for the first data", "silent"]
     assert shown({"PASS": 1, "NO_DATA": 1}, waiting)[:2] == ["Nothing is known to be broken", ""]

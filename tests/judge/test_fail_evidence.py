@@ -166,6 +166,22 @@ def test_a_healthy_recorders_exports_do_not_end_the_fault_of_another() -> None:
     assert not evidence.cells[cell].failing
 
 
+def test_what_waits_for_all_recorders_counts_in_the_share() -> None:
+    evidence, key, cell = evidence_of("mean", heartbeat="20s", confidence=0.99)
+    take(evidence, {key: histogram(np.full(200, 0.9))}, NOW, shared={"b"})
+    assert evidence.share(cell) == 1.0
+    take(evidence, {key: histogram(np.full(200, 0.05))}, NOW + 2.5, shared={"b"})
+    assert evidence.failing(cell)
+    assert evidence.share(cell) < 1.0
+
+
+def test_what_waited_before_a_pause_is_no_part_of_what_comes_after_it() -> None:
+    evidence, key, cell = evidence_of("mean", heartbeat="20s", confidence=0.99)
+    for now, value in ((NOW, 0.9), (NOW + 2.5, 0.9), (NOW + 100.0, 0.05)):
+        take(evidence, {key: histogram(np.full(200, value))}, now, shared={"b"})
+    assert evidence.share(cell) < 1.0, "what came after the pause keeps the limit"
+
+
 @pytest.mark.parametrize("test", [MeanTest(0.1, cap=1.0), MeanTest(0.3, above=0.2), MeanTest(0.5, top=2.0)])
 @pytest.mark.parametrize("counts", [[7], [1, 3], [2, 0, 0, 5]])
 def test_many_samples_gain_what_each_does(test: MeanTest, counts: list[int]) -> None:

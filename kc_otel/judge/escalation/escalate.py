@@ -187,7 +187,7 @@ def escalate(
     )
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
-    after = with_actions(follow(tick, incidents, policy.firing), fired, people, dry_run=dry_run)
+    after = with_actions(follow(tick, incidents, policy.firing), fired, people, tick.table, dry_run=dry_run)
     decisions, rolled = promote(released(tick.table, name, firing, _unproven_alerts(contract, after), now), after)
     before_roll_backs, after = after, with_roll_backs(after, rolled)
     roll_backs = _roll_backs(tick, before_roll_backs, after, rolled)

@@ -10,6 +10,7 @@ from functools import cached_property
 from kc_otel.contract.input_reasons import ON_PURPOSE, remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
 from kc_otel.judge.decisions import DecisionTable, kept_since
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.series import Pair
@@ -64,6 +65,8 @@ class TrafficSeen:
         held = {slice for incident in incidents for slice in incident.held}
         all_since = ordered("", version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
+        if orders.get(ALL, -math.inf) > orders[slice]:  # it came later: what is ordered of the slice alone explains it
+            del orders[ALL]
         disobeyed_at = next((at for incident in incidents if (at := incident.disobeyed_at) is not None), -math.inf)
         return all(
             (name in held or self.has_taken(name, version, since, taken_at))
@@ -110,6 +113,7 @@ class Tick:
         """
         name, version, hash = self.contract.name, self.contract.metadata.version, self.contract.hash
         failing, found = self.traffic.failing, dict[Cell, Verdict]()
+        window = format_duration(self.contract.observability.window)
         doubtful = any(not reasons.keys().isdisjoint(ON_PURPOSE) for reasons in failing.values())
         valid = {verdict.cell.pair for verdict in selected(self.verdicts, MEASURED)} if doubtful else set[Pair]()
         for (pair, slice), counted in failing.items():
@@ -118,7 +122,7 @@ class Tick:
             if total := sum(reasons.values()):
                 counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()) if count)
                 some, were = ("1 sequence", "was") if total == 1 else (f"{total} sequences", "were")
-                said = f"{some} failed an input check and {were} not measured ({counts})."
+                said = f"{some} failed an input check within {window} and {were} not measured ({counts})."
                 cell, number = Cell(name, INPUT_CLAUSE, slice, *pair), float(total)
                 found[cell] = Verdict(
                     cell, Status.INVALID_INPUT, self.now, 0.0, number, number, number, total, "short", "count",

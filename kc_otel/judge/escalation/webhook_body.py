@@ -96,8 +96,9 @@ def alert_body(
     as_of = f"As of {moment(at)[:16]} UTC."
     firing = bool(message.lasting) or any(edge.fires for edge in edges)
     lifted = () if incident is not None and incident.broken else lifting  # a slice that is silenced, say
-    following = _first_action(facts, edges) if firing else _lifting_sentence(lifted)
-    alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
+    following = _first_action(facts, edges)
+    lift = "" if following else _lifting_sentence(lifted)
+    alerts = [_alert(facts, edge, lift) for edge in edges]
     for alert in alerts:
         alert["annotations"]["description"] += f" {as_of}" + f" {note}" * bool(note)
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
@@ -123,7 +124,7 @@ def alert_body(
             "as_of": as_of,
             "incident": None if incident is None else _incident(facts, incident),
             "impact": _impact(facts, edges),
-            "next": following,
+            "next": following or lift,
             "evidence": _evidence(contract, edges),
             "links": note,
             "cells": [_cell(edge) for edge in edges],
@@ -332,9 +333,11 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
     if first.step == ROLLED_BACK:
         later, serves = f"measured after its rollback: {MEASURED_LATER}", _alert_kind(first) == "serves"
         return f"A version was {later if serves else 'rolled back and should no longer serve requests'}."
-    if not slices and facts.incident is not None:
-        told = facts.incident.shown if _shows(first) else [edge.cell for edge in firing]
-        slices = tuple(slice for slice in facts.incident.slices if any(cell.slice == slice for cell in told))
+    if facts.incident is not None and not slices:
+        fires, slices = {edge.cell.slice for edge in firing}, facts.incident.slices
+        if not facts.contained:
+            shown = facts.incident.shown_slices if _shows(first) else fires
+            slices = tuple(name for name in slices if name in shown)
     slices = slices or (first.cell.slice,)
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"

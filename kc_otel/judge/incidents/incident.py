@@ -296,13 +296,13 @@ class Incident:
     def _open_text(self) -> str:
         if self._waited_for or self._ended or (self.run_ended and not self.shown and self.on in OF_RECORDERS):
             return "Waiting for first data" if self._waited_for else "Ended"
-        if self.ordered_at is None:
-            if self.on != "fail" or self.shown:
-                return FAULTS[self.on].word
+        now = FAULTS[self.on].word
+        if self.on == "fail" and not self.shown:
             doubted = any(cell.doubted for cell in self.broken)
-            return f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
+            now = f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
+        if self.ordered_at is None:
+            return now
         at, unmet = moment(self.ordered_at)[:16], f", but {self.unmet}" * bool(self.unmet)
-        now = "Was broken" if self.on == "fail" and not self.shown else FAULTS[self.on].word
         now = now if self.broken else "No longer measured as broken"
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
@@ -370,6 +370,12 @@ class Incident:
         return tuple(dict.fromkeys(onset.slice for onset in onsets))
 
     @property
+    def shown_slices(self) -> tuple[str, ...]:
+        """Those of its slices where the last verdict shows that it is broken; all of them where none does."""
+        shown = {cell.slice for cell in self.shown or self.current}
+        return tuple(name for name in self.slices if name in shown)
+
+    @property
     def since(self) -> float:
         """Unix time at which the first cell broke, seconds."""
         return min(cell.since for cell in self.cells)
@@ -417,10 +423,8 @@ class Incident:
 
     @property
     def _what_broke(self) -> str:
-        cells = self.shown or self.current
-        slices = [place(name) for name in self.slices if any(cell.slice == name for cell in cells)]
-        clauses = tuple(dict.fromkeys(cell.clause for cell in cells))
-        where, what = listed(slices), listed(clauses)
+        clauses = tuple(dict.fromkeys(cell.clause for cell in self.shown or self.current))
+        where, what = listed(list(map(place, self.shown_slices))), listed(clauses)
         over, several = not self.shown, len(clauses) > 1
         if self._waited_for:
             return f"No kernel {'had' if over else 'has'} reported {what} on {where} yet"
@@ -468,17 +472,18 @@ def _extent(worst: BrokenCell, on: str) -> str:
 
 
 def _as_it_was(worst: BrokenCell, on: str) -> str:
+    most = ""
+    if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * (worst.estimate or 0.0):
+        size = f"{worst.peak:,.0f}" if on == "invalid-input" else number(worst.peak)
+        most = f"{size} on {place(worst.slice)} at {moment(worst.peak_at)[:16]} UTC"
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
-        return worst.reason
+        return f"{most}; " * bool(most and on == "invalid-input") + worst.reason
     when = f" at {moment(worst.at)[:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
     diluted = dilution(worst.reason, past=bool(when)) if on == "fail" else ""
     said_of = f"(confidence interval {interval(worst.lower, worst.upper)})" + f"; {diluted}" * bool(diluted)
-    if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
-        since = when.strip() if when else "in current measurements"
-        return (
-            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[:16]} UTC against a limit of "
-            f"{number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
-        )
+    if most:
+        since = when.strip() if when else "in the window"
+        return f"{most} against a limit of {number(worst.limit)}; {number(worst.estimate)} {since} {said_of}"
     times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness >= 1.1 else " against a"
     return f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} {said_of}"
 
@@ -548,8 +553,9 @@ def _in_words(
         text = f"routing {where} to the training kernel was ordered"
         if routes and not held:
             text += f", but {routes[0].outdated}"
-        elif held and incident.state is IncidentState.BROKEN:
-            text += f", but {incident.unmet}" * bool(incident.unmet)
+        elif held and incident.state is IncidentState.BROKEN and incident.unmet:
+            newest = all(other.at <= action.at for other in incident.actions if other.kind == "route")
+            text += f", but {incident.unmet}" * (newest or not {*incident.shown_slices}.isdisjoint(action.slices))
         return text, held
     asked = {
         directive.kind

@@ -140,11 +140,23 @@ def by_urgency(incident: Incident) -> tuple[Any, ...]:
 
 
 def with_actions(
-    incidents: Sequence[Incident], fired: Iterable[Alert], people: People, *, dry_run: bool
+    incidents: Sequence[Incident], fired: Iterable[Alert], people: People, table: DecisionTable, *, dry_run: bool
 ) -> tuple[Incident, ...]:
-    """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done."""
+    """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done.
+
+    A route that the table had before is not ordered again.
+    """
+    ordered = {(route.contract, route.avoid, route.slice): route.since for route in table.routes if not dry_run}
+
+    def at(edge: Alert, kind: str) -> float:
+        place = edge.cell.contract, edge.cell.kernel_inference, edge.cell.slice
+        return ordered.get(place, edge.at) if kind == "route" else edge.at
+
     done = (
-        (edge.incident, IncidentAction(action.kind, action.target or "", edge.at, (edge.cell.slice,), dry_run))
+        (
+            edge.incident,
+            IncidentAction(action.kind, action.target or "", at(edge, action.kind), (edge.cell.slice,), dry_run),
+        )
         for edge in fired
         for action in edge.actions
         if dry_run or action.kind != "webhook"
@@ -173,16 +185,24 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
 
 
 def with_done(incidents: Sequence[Incident], done: Iterable[tuple[Key, IncidentAction]]) -> tuple[Incident, ...]:
-    """The incidents with actions, by key: each is there once, at its first time, with all of its slices."""
-    by_key = {
-        incident.key: {(action.kind, action.target, action.dry_run): action for action in incident.actions}
-        for incident in incidents
-    }
+    """The incidents with actions, by key: each is there once, at its first time, with all of its slices.
+
+    A slice's route is there at its last time: a person may have ended the one before.
+    """
+    by_key = {incident.key: {_identity(action): action for action in incident.actions} for incident in incidents}
     for key, action in done:
-        actions, which = by_key.get(key, {}), (action.kind, action.target, action.dry_run)
+        actions, which = by_key.get(key, {}), _identity(action)
+        for other in [other for other in actions if other[:3] == which[:3] and other != which]:
+            left = tuple(slice for slice in actions[other].slices if slice not in action.slices)
+            actions[other] = replace(actions[other], slices=left)
         first = actions.get(which, action)
         actions[which] = replace(first, slices=tuple(dict.fromkeys((*first.slices, *action.slices))))
-    return tuple(replace(incident, actions=tuple(by_key[incident.key].values())) for incident in incidents)
+    kept = {key: tuple(action for action in actions.values() if action.slices) for key, actions in by_key.items()}
+    return tuple(replace(incident, actions=kept[incident.key]) for incident in incidents)
+
+
+def _identity(action: IncidentAction) -> tuple[Any, ...]:
+    return action.kind, action.target, action.dry_run, action.at if action.kind == "route" else None
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:

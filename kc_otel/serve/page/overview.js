@@ -96,7 +96,7 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
 
 function promisesOf(incidents) {
   const promises = new Set(incidents.flatMap((one) => one.clauses.map((clause) => `${one.contract} ${clause}`))).size;
-  const lasting = incidents.some((one) => one.cells.some((cell) => cell.until === null));
+  const lasting = incidents.some((one) => one.cells.some((cell) => cell.until === null && !cell.held));
   const [one, several] = lasting ? ["is", "are"] : ["was", "were"];
   return `${promises} ${promises === 1 ? `promise ${one}` : `promises ${several}`}`;
 }
@@ -167,6 +167,7 @@ export function badge(one) {
   if (one.state === "unproven" || one.went_away) return { shape: "–", word: "Unproven", tone: "silent" };
   if (one.only_route_left) return { shape: "◐", word: "Route remains", tone: "open" };
   if (one.state === "resolved") return one.state_text === "Resolved" ? { shape: "✓", word: "Resolved", tone: "pass" } : { shape: "–", word: "Over", tone: "silent" };
+  if (one.state_text?.startsWith("Was broken")) return { ...STATES.FAIL, word: "Was broken" };
   return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.on === "invalid-input" ? "INVALID_INPUT" : one.status];
 }
 

@@ -13,7 +13,7 @@ from kc_otel.judge.escalation.alerts import Alert, People, Silence
 from kc_otel.judge.escalation.tick import TrafficSeen
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
-from kc_otel.judge.incidents.incident_lifecycle import by_urgency, follow, with_word
+from kc_otel.judge.incidents.incident_lifecycle import by_urgency, follow, with_actions, with_word
 from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
 from tests.tools.escalations import Escalating, advanced, tick_of
@@ -187,6 +187,15 @@ def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery():
         assert incident.state_text == "Was broken; its alert still fires"
 
 
+def test_a_breach_that_the_last_verdict_does_not_show_is_told_as_past_whatever_was_ordered():
+    evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": [{"route": "train-kernel"}]}])
+    evaluator.traffic = TrafficSeen()
+    evaluator.tick(10.0, fail("code"))
+    (passes,) = evaluator.tick(20.0, verdict_of("PASS", slice="code"))
+    order = f"routing to the training kernel was ordered at 1970-01-01 00:00 UTC, but {UNTAKEN}"
+    assert passes.state_text == f"Was broken; its alert still fires; {order}"
+
+
 @pytest.mark.parametrize("doubt", ["a recorder of it is dead", "its limit was raised"])
 def test_a_pass_that_does_not_refute_the_breach_is_not_told_as_a_recovery(doubt):
     """As is said at the end, without proof of recovery or by a changed limit, it is said while the alert fires."""
@@ -235,7 +244,7 @@ def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered():
 UNHEARD = replace(verdict_of("NO_DATA"), cell=verdict_of("NO_DATA").cell._replace(kernel_train="", kernel_inference=""))
 RUN_ENDED = verdict_of("NO_DATA", reason="the run ended: its last recorder shut down 70 s ago")
 OVER = {"inconclusive": "Decided"}
-FAILED = "1 sequence failed an input check and was not measured (1 nan_logprob). "
+FAILED = "1 sequence failed an input check within 5m and was not measured (1 nan_logprob). "
 
 
 @pytest.mark.parametrize(
@@ -284,12 +293,17 @@ def test_what_a_fail_has_decided_is_over_though_that_orders_a_route():
 def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
     evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan_logprob": 1})
-    (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
-    said = "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
+    (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9999})
+    said = "10001 sequences failed an input check within 5m and were not measured (2 nan_logprob, 9999 token_mismatch)"
     assert incident.extents[0][1].startswith(said)
+    (fewer,) = evaluator.tick(700.0, verdict_of("PASS"), invalid={"nan_logprob": 3})
+    assert fewer.extents[0][1].startswith(
+        "10,001 on all traffic at 00:00 UTC; 3 sequences failed an input check within"
+    )
     counts = {"code": 34.0, "prose": 30.0, "all": 64.0}
     cells = (
-        replace(incident.cells[0], slice=name, estimate=count, reason=f"{count:g}") for name, count in counts.items()
+        replace(incident.cells[0], slice=name, estimate=count, peak=count, reason=f"{count:g}")
+        for name, count in counts.items()
     )
     assert replace(incident, cells=tuple(cells)).extents == (("input", "64"),), "those of all slices"
     evaluator = Evaluator(QUIET)
@@ -510,6 +524,13 @@ def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_diso
         assert seen.excuses("code", "b", lambda *_: 0.0) is explained
 
 
+def test_a_later_order_for_all_traffic_that_nobody_took_yet_leaves_a_slices_silence_explained():
+    seen = TrafficSeen(kept=lambda where, _: 15.0 if where == "code" else -math.inf)
+    orders = {"code": 10.0, "all": 20.0, "": 20.0, "prose": 20.0}
+    for slice, explained in (("code", True), ("prose", False), ("all", False)):
+        assert seen.excuses(slice, "b", lambda where, _: orders[where]) is explained
+
+
 def test_an_evaluator_that_has_just_begun_knows_what_was_contained():
     for taken_at, explained in ((1.0, True), (-1.0, False), (None, False)):
         assert TrafficSeen(incidents=known(taken_at=taken_at)).excuses("code", "b", lambda *_: 0.0) is explained
@@ -665,8 +686,33 @@ def test_an_action_is_done_once_however_many_slices_it_is_about_and_nobody_is_to
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(20.0, fail("code"), fail("prose"))
     assert [(action.kind, action.at, action.slices) for action in incident.actions] == [
-        ("route", 10.0, ("code", "prose")), ("halt", 10.0, ("code", "prose")),
+        ("route", 10.0, ("code",)), ("halt", 10.0, ("code", "prose")), ("route", 20.0, ("prose",)),
     ]  # fmt: skip
+
+
+def test_a_route_that_is_ordered_anew_is_told_at_its_last_time_and_what_it_lacks_where_the_breach_is_shown():
+    evaluator = Evaluator([{"on": "fail", "do": [{"route": "train-kernel"}]}])
+    evaluator.traffic = TrafficSeen()
+    evaluator.tick(10.0, fail("code"))
+    (incident,) = evaluator.tick(20.0, fail("code"), fail("prose"))
+
+    def told(incident: Incident) -> list[tuple[float, str]]:
+        return [(done.at, done.text) for done in actions_taken(incident, evaluator.table) if done.kind == "route"]
+
+    code, prose = (f"routing {slice} to the training kernel was ordered" for slice in ("code", "prose"))
+    assert told(incident) == [(10.0, f"{code}, but {UNTAKEN}"), (20.0, f"{prose}, but {UNTAKEN}")]
+    contained = replace(incident, cells=tuple(replace(cell, held=cell.slice == "code") for cell in incident.cells))
+    assert told(contained) == [(10.0, code), (20.0, f"{prose}, but {UNTAKEN}")]
+    again = [replace(fired(fail("code")), at=30.0)]
+    (same,) = with_actions([contained], again, People(), evaluator.table, dry_run=False)
+    assert told(same) == told(contained)
+    evaluator.table = changed(
+        evaluator.table,
+        30.0,
+        routes=[replace(route, since=30.0) for route in evaluator.table.routes if route.slice == "code"],
+    )
+    (anew,) = with_actions([contained], again, People(), evaluator.table, dry_run=False)
+    assert [at for at, _ in told(anew)] == [20.0, 30.0]
 
 
 def test_a_dry_run_says_what_it_would_do():
@@ -702,7 +748,7 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is():
     (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
     ((_, said),) = incident.extents
     assert said == (
-        "0.0374 on code at 1970-01-01 00:01 UTC against a limit of 0.004; 0.00406 in current measurements "
+        "0.0374 on code at 1970-01-01 00:01 UTC against a limit of 0.004; 0.00406 in the window "
         "(confidence interval 0.0041 to 0.006)"
     )
     (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))

@@ -105,6 +105,9 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
     """Its window still holds the breach; no request that anybody measures reaches the kernel."""
     _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     contained = replace(begun, state=IncidentState.CONTAINED)
+    ended = replace(contained, cells=tuple(replace(cell, until=AT) for cell in contained.cells))
+    told = body_of(contract, [fired[0].resolved(AT)], incident=ended, lasting=1, lifting=["kc-otel route resume"])
+    assert told["kernelContract"]["next"] == "Now: once the kernel is trusted again, run `kc-otel route resume`."
     update = encode(body_of(contract, [fired[0].resolved(AT)], reason="update", incident=contained, lasting=1))
     assert sent("slack", update)["text"].startswith("Update: Contained: policy-7b: token-tv is above its limit on code")
     assert sent("slack", update)["attachments"][0]["color"] == "#ff9f1c", "red is what users get"
@@ -113,6 +116,17 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
         body = body_of(contract, fired, incident=incident, lasting=1)
         for text in (body["kernelContract"]["impact"], body["alerts"][0]["annotations"]["description"]):
             assert text.startswith("Routers keep requests on slice code away from the kernel") is not answered
+
+
+def test_a_message_names_the_slices_whose_last_verdict_shows_the_breach(contract, make_verdict):
+    """Another slice of the incident is contained, say, and its alert still fires."""
+    broken, held = make_verdict("FAIL"), make_verdict("FAIL", slice="all")
+    _, fired, begun = begun_of(contract, [broken, held])
+    begun = replace(begun, cells=tuple(replace(cell, held=cell.slice == "all") for cell in begun.cells))
+    undecided = [replace(edge, verdict=make_verdict("INCONCLUSIVE")) for edge in fired if edge.cell.slice == "all"]
+    shown = [edge for edge in fired if edge.cell.slice == "code"]
+    for edges, said in ((shown + undecided, "the tokens on slice code would differ"), (undecided, "on all traffic")):
+        assert said in body_of(contract, edges, incident=begun, lasting=2)["kernelContract"]["impact"]
 
 
 def test_only_an_end_that_is_proven_is_green_in_slack(contract, make_verdict):
