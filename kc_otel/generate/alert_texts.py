@@ -95,6 +95,12 @@ class AlertStep:
         return selector("kc.verdict.no_traffic", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
     @property
+    def incident(self) -> str:
+        """PromQL: the kernels of open incidents of the step's kind."""
+        matchers = {"kc.contract": self.contract.name, "kc.incident.on": self.step.on}
+        return f"on ({', '.join(CELL_LABELS[1:])}) {selector('kc.incident', matchers)}"
+
+    @property
     def promise(self) -> str:
         """Promise of the clause, as a sentence."""
         if self.clause is None:
