@@ -210,7 +210,7 @@ def literal(text: str) -> str:
     return text.replace("{{", "{{ `{{` }}").replace("${", "{{ `$` }}{")
 
 
-_RETIRED_AFTER: Final = "1d"
+RETIRED_AFTER: Final = "1d"
 """Time without any evaluation of a contract after which its states no longer alert."""
 FRESH_SECONDS: Final = 60
 """Seconds for which what an evaluator said last is what is the case."""
@@ -268,7 +268,7 @@ class StateAlert:
         firing = f'ALERTS{{alertstate="firing", alertname="{self.name}", severity="{self.severity}"}}'
         without = ", ".join(("alertname", "alertstate", "severity", *self.given))
         contract = label("kc.contract")
-        judged = f"last_over_time({selector('kc.evaluator.last_evaluation', None)}[{_RETIRED_AFTER}])"
+        judged = f"last_over_time({selector('kc.evaluator.last_evaluation', None)}[{RETIRED_AFTER}])"
         held = f"max without ({without}) ({firing}) unless on ({contract}) ({LIVING}) and on ({contract}) {judged}"
         return f"({self.expression})\nor\n{held}"
 

@@ -87,7 +87,9 @@ def ask(program: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
         running(command, folder / "log", f"http://{own}/-/ready"),
         httpx.Client(base_url=f"http://{own}/api/v1", timeout=10, trust_env=False) as client,
     ):
-        written = client.post("/write", content=body([*numbers(), *histograms()]), headers=HEADERS)
+        other = {"__name__": prometheus_name(METRICS["kc.evaluator.last_evaluation"]), "kc_contract": "other"}
+        later = Series(other, samples=[(1000 * (END + 80), END + 80)])
+        written = client.post("/write", content=body([*numbers(), *histograms(), later]), headers=HEADERS)
         assert written.status_code == 204, written.text
 
         def asked(expression: str, at: float = END, span: str = "300s", **picked: str) -> list[float]:
@@ -147,7 +149,10 @@ def test_what_is_not_picked_is_not_shown(ask, boards, name, variable):
 
 @pytest.mark.parametrize("name", ["overview", "health"])
 def test_without_an_evaluator_nothing_is_zero(ask, boards, name):
-    """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is."""
+    """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is.
+
+    An evaluator of another contract lives: it says something where only that is picked.
+    """
     tiles = [(panel, text) for panel, text in targets(boards[name]) if panel["type"] == "stat"]
     for panel, _ in tiles:
         shown = panel["fieldConfig"]["defaults"]
@@ -159,6 +164,9 @@ def test_without_an_evaluator_nothing_is_zero(ask, boards, name):
     assert said.pop("Evaluated") == [90.0]
     assert said
     assert not any(said.values())
+    other = {panel["title"]: ask(text, END + 90, contract="other") for panel, text in tiles}
+    assert other["Evaluated"] == [10.0]
+    assert len(other["Points used"]) == 1
 
 
 def test_without_recorders_nothing_that_they_count_is_zero(ask):
