@@ -179,6 +179,8 @@ def annotation_texts(
     with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
     numbers = ", ".join(f"{name} {value}" for name, value in bounds.items())
     effect = consequence(alert.clause, alert.step.on, where)
+    if alert.step.on == "no-data":  # no metric says whether its run has ended
+        effect = f"Unless its run has ended, {effect[0].lower()}{effect[1:]}"
     description = (
         choose(effect, _NOT_REFUTED, kept_away(where)) if alert.step.on == "fail" else effect,
         f"{actions}: {', '.join(map(str, alert.step.do))}.",

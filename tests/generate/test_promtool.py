@@ -307,6 +307,12 @@ def test_the_alert_of_a_breach_that_is_not_judged_now_claims_nothing_of_its_last
     assert "roll the kernel version back or pin the slice to the training kernel, unless that was done. " in text
 
 
+def test_the_alert_of_missing_data_does_not_say_that_a_run_that_ended_goes_unseen(policy):
+    alert = next(alert for alert in alert_steps(policy) if alert.step.on == "no-data")
+    text = annotation_texts(alert, "all traffic", "", lambda *_: "")["description"]
+    assert text.startswith("Unless its run has ended, nothing monitors all traffic: a fault there goes unseen. ")
+
+
 @pytest.mark.slow
 def test_what_fires_goes_on_while_no_evaluator_lives(answer, rules):
     """A breach and a silence are neither over nor new because the evaluator died; its end is one alert of its own."""
