@@ -82,8 +82,9 @@ _JUDGED: Final = f"last_over_time({of_picked('kc.evaluator.last_evaluation')}[{R
 _OLDEST: Final = by(("kc.contract",), _JUDGED)
 AGE: Final = f"time() - min({_OLDEST})"
 """Seconds since the last evaluation of the picked contract that has waited longest."""
-_LIVES: Final = f"min({_OLDEST}) > time() - {FRESH_SECONDS}"
-"""One series while evaluators judge every picked contract."""
+_LIVING: Final = f"{of_picked('kc.evaluator.last_evaluation')} > time() - {FRESH_SECONDS}"
+_LIVES: Final = f"{_LIVING} unless on () ({_OLDEST} unless on ({label('kc.contract')}) ({_LIVING}))"
+"""Some series while evaluators judge every picked contract."""
 VERDICTS: Final = cells("kc.verdict", attributes=_OF_SLICE)
 ALERTS: Final = f"{own('kc.alert.firing')} >= 1"
 ACTIONS: Final = f"{own('kc.action.active')} >= 1"
