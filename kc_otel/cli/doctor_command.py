@@ -38,6 +38,7 @@ _POINTS: Final[Mapping[str, str]] = {
     "unknown_slice": "give the recorder and the evaluator the same version of the contract",
     "dropped": "see the recorder's log for why it drops batches; kc.recorder.dropped counts them by reason",
     **OUTCOME_SENTENCES,
+    "malformed": "points are impossible or not as OTLP has them; `kc-otel status` says of whom, and what is wrong",
 }
 _REQUESTS: Final[Mapping[str, str]] = {
     "unauthenticated": "give senders a token: OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer TOKEN'",

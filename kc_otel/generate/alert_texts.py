@@ -102,6 +102,12 @@ class AlertStep:
         return selector("kc.verdict.no_traffic", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
     @property
+    def incident(self) -> str:
+        """PromQL: the kernels of open incidents of the step's kind."""
+        matchers = {"kc.contract": self.contract.name, "kc.incident.on": self.step.on}
+        return f"on ({', '.join(CELL_LABELS[1:])}) {selector('kc.incident', matchers)}"
+
+    @property
     def promise(self) -> str:
         """Promise of the clause, as a sentence."""
         if self.clause is None:
@@ -180,6 +186,8 @@ def annotation_texts(
     with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
     numbers = ", ".join(f"{name} {value}" for name, value in bounds.items())
     effect = consequence(alert.clause, alert.step.on, where)
+    if alert.step.on == "no-data":  # no metric says whether its run has ended
+        effect = f"Unless its run has ended, {effect[0].lower()}{effect[1:]}"
     description = (
         choose(effect, _NOT_REFUTED, kept_away(where)) if alert.step.on == "fail" else effect,
         f"{actions}: {', '.join(map(str, alert.step.do))}.",
@@ -211,7 +219,7 @@ def literal(text: str) -> str:
     return text.replace("{{", "{{ `{{` }}").replace("${", "{{ `$` }}{")
 
 
-_RETIRED_AFTER: Final = "1d"
+RETIRED_AFTER: Final = "1d"
 """Time without any evaluation of a contract after which its states no longer alert."""
 FRESH_SECONDS: Final = 60
 """Seconds for which what an evaluator said last is what is the case."""
@@ -269,7 +277,7 @@ class StateAlert:
         firing = f'ALERTS{{alertstate="firing", alertname="{self.name}", severity="{self.severity}"}}'
         without = ", ".join(("alertname", "alertstate", "severity", *self.given))
         contract = label("kc.contract")
-        judged = f"last_over_time({selector('kc.evaluator.last_evaluation', None)}[{_RETIRED_AFTER}])"
+        judged = f"last_over_time({selector('kc.evaluator.last_evaluation', None)}[{RETIRED_AFTER}])"
         held = f"max without ({without}) ({firing}) unless on ({contract}) ({LIVING}) and on ({contract}) {judged}"
         return f"({self.expression})\nor\n{held}"
 

@@ -9,8 +9,9 @@ counted, and told to the sender.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -63,6 +64,7 @@ _MAX_ATTRIBUTE_CHARACTERS: Final = 1024
 _MAX_CHARACTERS_TOGETHER: Final = 8192
 """Characters that all names and values of a point may have."""
 _SENDER_ATTRIBUTES: Final = ("service.name", "host.name", "service.instance.id")
+_UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
 _MAX_SENDER_CHARACTERS: Final = 120
 """Longest text of a sender's attributes that is kept whole."""
 _SENDER_END_CHARACTERS: Final = 48
@@ -117,7 +119,7 @@ class PointOrigin(NamedTuple):
     """Resource and scope of points."""
 
     digest: bytes
-    """Identity of both as the OTel data model has it, 16 bytes."""
+    """Identity of both, 16 bytes: of the resource `resource_identity`, of the scope its name and version."""
     resource: dict[str, Scalar]
     applied: AppliedContract
     sender: str
@@ -458,10 +460,18 @@ def origin_of(resource: bytes, scope: bytes) -> PointOrigin:
     """The origin that a serialized Resource and InstrumentationScope say; the same senders come again."""
     attributes = Resource.FromString(resource).attributes
     known, of = _resource(attributes), InstrumentationScope.FromString(scope)
-    parts = sorted(pair.SerializeToString() for pair in attributes)
-    parts += [b"\0", of.name.encode(), of.version.encode()]
+    parts = [resource_identity(attributes), b"\0", of.name.encode(), of.version.encode()]
     digest = blake2b(b"\0".join(parts), digest_size=16).digest()
     return PointOrigin(digest, known, _applied(of), sender_of(known))
+
+
+def resource_identity(attributes: Iterable[KeyValue]) -> bytes:
+    """Serialized identity of a resource: an instance id that is a UUID, or else all attributes.
+
+    Nobody shares a UUID, and Collectors add attributes of their own, several of them different ones.
+    """
+    made_up = [pair for pair in attributes if pair.key == "service.instance.id" and _UUID(pair.value.string_value)]
+    return b"\0".join(sorted(pair.SerializeToString() for pair in made_up or attributes))
 
 
 def digest_of(origin: bytes, tail: bytes) -> bytes:

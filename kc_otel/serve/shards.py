@@ -31,6 +31,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp import requests
 from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
+from kc_otel.judge.points import resource_identity
 from kc_otel.judge.shard_state import ShardBatch, ShardState, mark_sent, merge, unsent_batch
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.durable_sink import DurableSink, Inbox, NotKeptError, recover
@@ -412,7 +413,7 @@ def split(body: bytes, shards: int) -> dict[int, bytes]:
     """Parts of a serialized export by the shard that owns them; a resource, which is one sender, has one owner."""
     parts: dict[int, ExportMetricsServiceRequest] = {}
     for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-        attributes = sorted(pair.SerializeToString() for pair in resource.resource.attributes)
-        owner = int.from_bytes(blake2b(b"\0".join(attributes), digest_size=8).digest(), "little") % shards
+        identity = resource_identity(resource.resource.attributes)
+        owner = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little") % shards
         parts.setdefault(owner, ExportMetricsServiceRequest()).resource_metrics.append(resource)
     return {shard: part.SerializeToString() for shard, part in parts.items()}

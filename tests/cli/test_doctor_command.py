@@ -288,6 +288,15 @@ def test_points_of_which_none_is_judged_are_no_good_news(outcome: str) -> None:
     assert not any("are judged" in finding.what for finding in found if finding.level == "ok")
 
 
+def test_no_cause_of_malformed_points_is_made_up() -> None:
+    """There are many, and the evaluator has kept which one it is."""
+    health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": [], "requests": {}}
+    health["points"] = {"malformed": 5}
+    found = {finding.what: finding.remedy for finding in of_evaluator(health, [], [], 9.0)}
+    remedy = found["5 points were rejected or not judged: malformed"]
+    assert remedy == "points are impossible or not as OTLP has them; `kc-otel status` says of whom, and what is wrong"
+
+
 def test_a_slice_whose_sequences_fail_their_checks_has_matched() -> None:
     health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": [], "requests": {}}
     served = [{"name": "policy", "kernels": [], "slices": {"code": {"task": "code"}, "long": {"task": "long"}}}]

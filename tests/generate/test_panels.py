@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ KNOWN = {
 }  # fmt: skip
 """Values of attributes that queries ask for; those of others are any."""
 VALUES = {"kc.verdict": 3.0, "kc.evaluator.last_evaluation": END, "kc.promotion.stage": 2.0, "kc.bound.limit": 0.5}
+(STALE,) = struct.unpack("<d", bytes.fromhex("020000000000f07f"))
+"""What Prometheus writes of a target that does not answer."""
 SINGLE = {"quantity": prometheus_name(QUANTITIES["tv_token"]), "step": "30"}
 
 
@@ -87,7 +90,10 @@ def ask(program: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
         running(command, folder / "log", f"http://{own}/-/ready"),
         httpx.Client(base_url=f"http://{own}/api/v1", timeout=10, trust_env=False) as client,
     ):
-        written = client.post("/write", content=body([*numbers(), *histograms()]), headers=HEADERS)
+        name, scraped = prometheus_name(METRICS["kc.evaluator.last_evaluation"]), (1000 * (END + 80), END + 80)
+        other = Series({"__name__": name, "kc_contract": "other"}, samples=[scraped])
+        gone = Series({"__name__": name, "kc_contract": "gone"}, samples=[scraped, (1000 * (END + 85), STALE)])
+        written = client.post("/write", content=body([*numbers(), *histograms(), other, gone]), headers=HEADERS)
         assert written.status_code == 204, written.text
 
         def asked(expression: str, at: float = END, span: str = "300s", **picked: str) -> list[float]:
@@ -147,7 +153,10 @@ def test_what_is_not_picked_is_not_shown(ask, boards, name, variable):
 
 @pytest.mark.parametrize("name", ["overview", "health"])
 def test_without_an_evaluator_nothing_is_zero(ask, boards, name):
-    """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is."""
+    """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is.
+
+    An evaluator of another contract lives: it says something where only that is picked. One that died 5 s ago does not.
+    """
     tiles = [(panel, text) for panel, text in targets(boards[name]) if panel["type"] == "stat"]
     for panel, _ in tiles:
         shown = panel["fieldConfig"]["defaults"]
@@ -159,6 +168,10 @@ def test_without_an_evaluator_nothing_is_zero(ask, boards, name):
     assert said.pop("Evaluated") == [90.0]
     assert said
     assert not any(said.values())
+    other = {panel["title"]: ask(text, END + 90, contract="other") for panel, text in tiles}
+    assert other["Evaluated"] == [10.0]
+    assert len(other["Points used"]) == 1
+    assert [panel["title"] for panel, text in tiles if ask(text, END + 90, contract="gone")] == ["Evaluated"]
 
 
 def test_without_recorders_nothing_that_they_count_is_zero(ask):

@@ -28,7 +28,7 @@ from kc_otel.generate.alert_texts import (
 )
 from kc_otel.generate.files import write
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.alerting import alerting_file, evaluator_alerting_file
+from kc_otel.generate.grafana.alerting import alert_rule, alerting_file, evaluator_alerting_file
 from kc_otel.generate.grafana.promotion_board import promotion_file
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS
@@ -73,10 +73,14 @@ def _test(contract: Contract, clause: Clause, status: Status, steps: list[AlertS
     verdicts = [(Status.PASS, CALM), (status, hold - CALM), *((held, CALM) for held in held_by)]
     verdicts.append((Status.PASS, end - over))
     moves = " ".join(f"{of.code}x{seconds // STEP - 1}" for of, seconds in verdicts)  # `0x3` is four samples
+    lasts = f"_x{CALM // STEP} 2x{(over - CALM) // STEP - 1} stale"
     return {
         "name": f"{clause.id}: {status}",
         "interval": f"{STEP}s",
-        "input_series": _series(contract, clause, moves, end // STEP),
+        "input_series": [
+            *_series(contract, clause, moves, end // STEP),
+            {"series": _incident(contract, steps[0]), "values": lasts},
+        ],
         "alert_rule_test": [
             *(
                 {"eval_time": f"{at:g}s", "alertname": steps[0].name, "exp_alerts": fired(at)}
@@ -86,6 +90,11 @@ def _test(contract: Contract, clause: Clause, status: Status, steps: list[AlertS
             *({"eval_time": f"{hold - STEP}s", "alertname": name} for name in names - {steps[0].name}),
         ],
     }
+
+
+def _incident(contract: Contract, alert: AlertStep) -> str:
+    pair = {name: CELL[name] for name in ("kc.kernel.train", "kc.kernel.inference")}
+    return selector("kc.incident", {"kc.contract": contract.name, "kc.incident.on": alert.step.on, **pair})
 
 
 def _series(contract: Contract, moving: Clause, verdicts: str, steps: int) -> list[dict[str, str]]:
@@ -302,6 +311,12 @@ def test_the_alert_of_a_breach_that_is_not_judged_now_claims_nothing_of_its_last
     assert "roll the kernel version back or pin the slice to the training kernel, unless that was done. " in text
 
 
+def test_the_alert_of_missing_data_does_not_say_that_a_run_that_ended_goes_unseen(policy):
+    alert = next(alert for alert in alert_steps(policy) if alert.step.on == "no-data")
+    text = annotation_texts(alert, "all traffic", "", lambda *_: "")["description"]
+    assert text.startswith("Unless its run has ended, nothing monitors all traffic: a fault there goes unseen. ")
+
+
 @pytest.mark.slow
 def test_what_fires_goes_on_while_no_evaluator_lives(answer, rules):
     """A breach and a silence are neither over nor new because the evaluator died; its end is one alert of its own."""
@@ -319,6 +334,23 @@ def test_what_fires_goes_on_while_no_evaluator_lives(answer, rules):
     ]
     down = found('count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})', "60m", "{}")
     answer(series, [*asked, down], *rules)
+
+
+@pytest.mark.slow
+def test_a_breach_whose_run_has_ended_fires_until_the_evaluator_closes_it(answer, policy, rules) -> None:
+    """Without data its cell proves nothing for ever after; another kind of incident of its kernels goes on."""
+    alert = next(of for of in alert_steps(policy) if of.clause_id == "token-tv" and of.step.on == "fail")
+    series = {
+        lives(): "0+15x160",
+        cell("kc_verdict"): "3x19 2x140",
+        _incident(policy, alert): "2x39 stale",
+        _incident(policy, alert).replace('"fail"', '"no-data"'): "_x40 2x120",
+    }
+    for expression in (
+        f'count(ALERTS{{alertname="{alert.name}", alertstate="firing", step="{alert.number}"}})',
+        f"count({alert_rule(alert, 'prometheus')['data'][0]['model']['expr']} > 0)",
+    ):
+        answer(series, [found(expression, "9m45s", "{}"), found(expression, "25m")], rules[0])
 
 
 @pytest.mark.slow

@@ -142,6 +142,20 @@ def test_processes_of_one_pair_merge(contract: Any, sender: Any, now: float) -> 
 
 
 @pytest.mark.parametrize("columns", [False, True])
+def test_a_recorder_behind_two_collectors_counts_once(contract: Any, sender: Any, now: float, columns: bool) -> None:
+    """Each Collector adds its host's name to what it forwards; the recorder has made up its instance id."""
+    evaluator = evaluator_of(contract(), columns=columns)
+    source = sender(instance="1b671a64-40d5-491e-99b0-da01ff1f3341")
+    for turn in range(4):
+        request = source.request(now + 10 * turn, small(50))
+        host = request.resource_metrics[0].resource.attributes.add(key="host.name")
+        host.value.string_value = f"gateway-{turn % 2}"
+        evaluator.ingest_metrics(request, now + 10 * turn)
+    assert window_of(evaluator, cell(), now + 30).total == 4 * 50
+    assert evaluator.stream_count == 1
+
+
+@pytest.mark.parametrize("columns", [False, True])
 def test_two_senders_under_one_identity_are_told(contract: Any, sender: Any, now: float, columns: bool) -> None:
     """Without start times their counts go back and forth: none counts twice, and both are told what to change."""
     evaluator = evaluator_of(contract(), columns=columns)

@@ -1,9 +1,10 @@
 """Grafana-managed alerts in the form that Grafana provisions from files: one rule per clause and step of the policy.
 
 That no evaluator lives, or that Grafana cannot ask, is one alert of its own; every other rule then keeps its state. An
-alert goes on while its verdict gives way to one that proves nothing, as in the evaluator; but in Grafana such a verdict
-also counts towards `for`, so that a breach that becomes doubtful fires all the same. Templates read `.Labels` and never
-`$labels`: Grafana takes what follows a `$` in a provisioned label for an environment variable.
+alert goes on while its verdict gives way to one that proves nothing, until its incident is closed, as in the evaluator;
+but in Grafana such a verdict also counts towards `for`, so that a breach that becomes doubtful fires all the same.
+Templates read `.Labels` and never `$labels`: Grafana takes what follows a `$` in a provisioned label for an environment
+variable.
 """
 
 from __future__ import annotations
@@ -147,8 +148,11 @@ def _rule(
 
 def _value(alert: AlertStep) -> str:
     """The verdict of every cell, or the count; a clause without any verdict has no data, if an evaluator lives."""
-    if alert.status is not Status.NO_DATA:
+    if alert.status is None:
         return alert.value
+    if alert.status is not Status.NO_DATA:
+        # 0 clears an alert whose incident the evaluator has closed, as of a run that has ended.
+        return f"({alert.value} == {alert.status.code}) or ({alert.value} and {alert.incident}) or 0 * {alert.value}"
     none_at_all = f"{Status.NO_DATA.code} * absent({alert.verdicts}) and on () ({living(alert.contract.name)})"
     excused = f"on ({', '.join(CELL_LABELS)}) {alert.excused}"
     # The silence of a slice whose requests are kept away, as ordered, is none.

@@ -8,7 +8,7 @@ from typing import Any, Final
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS, Instrument, label, prometheus_name, selector
 from kc_otel.contract.slices import OTHER
-from kc_otel.generate.alert_texts import AGE, FRESH_SECONDS
+from kc_otel.generate.alert_texts import FRESH_SECONDS
 from kc_otel.generate.files import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID, GeneratedFile
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
@@ -39,11 +39,11 @@ def health_file() -> GeneratedFile:
 def evaluator_panel(id: int) -> Any:
     """The first thing to look at: how old what the evaluator says is, and whether there is one."""
     about = (
-        "Time since the last evaluation. Without a running evaluator, everything on these boards is unknown: restart "
-        "it (handbook, On call)."
+        "Longest time since the last evaluation of a picked contract. Without its evaluator, all of these boards "
+        "is unknown: restart it (handbook, On call). A contract that is gone counts for a day."
     )
     colours = thresholds("green", (30.0, "orange"), (FRESH_SECONDS, "red"))
-    return panels.state(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours).decimals(0)
+    return panels.state(id, "Evaluated", about, queries.AGE, legend="ago", unit="s", colours=colours).decimals(0)
 
 
 def points_panel(id: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Final
 
 from kc_otel.contract.registry.clause_metrics import AVERAGED, RECORDED, Unit
 from kc_otel.contract.registry.own_metrics import INVALID_ONCE, METRICS, label, prometheus_name, selector
-from kc_otel.generate.alert_texts import LIVING
+from kc_otel.generate.alert_texts import FRESH_SECONDS, RETIRED_AFTER
 from kc_otel.judge.verdict import Status
 
 CELL: Final = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
@@ -78,6 +78,13 @@ def _spread(of_slice: str) -> str:
     return f"0 * {cells('kc.verdict')} + on ({labels(_OF_SLICE)}) group_left () ({of_slice})"
 
 
+_JUDGED: Final = f"last_over_time({of_picked('kc.evaluator.last_evaluation')}[{RETIRED_AFTER}])"
+_OLDEST: Final = by(("kc.contract",), _JUDGED)
+AGE: Final = f"time() - min({_OLDEST})"
+"""Seconds since the last evaluation of the picked contract that has waited longest."""
+_LIVING: Final = f"{of_picked('kc.evaluator.last_evaluation')} > time() - {FRESH_SECONDS}"
+_LIVES: Final = f"{_LIVING} unless on () ({_OLDEST} unless on ({label('kc.contract')}) ({_LIVING}))"
+"""Some series while evaluators judge every picked contract."""
 VERDICTS: Final = cells("kc.verdict", attributes=_OF_SLICE)
 ALERTS: Final = f"{own('kc.alert.firing')} >= 1"
 ACTIONS: Final = f"{own('kc.action.active')} >= 1"
@@ -118,8 +125,8 @@ def verdicts_broken(*, ever: bool) -> str:
 
 
 def now(expression: str) -> str:
-    """A number that an evaluator says, 0 where it has nothing to say, and nothing where no evaluator lives."""
-    return f"({expression} or vector(0)) and on () ({LIVING})"
+    """A number that evaluators say, 0 where they have nothing to say, nothing while a picked contract is not judged."""
+    return f"({expression} or vector(0)) and on () ({_LIVES})"
 
 
 def since(*more: str) -> str:
@@ -177,7 +184,7 @@ def increase(metric: str) -> str:
     seen, before = f"last_over_time({of}[$__range])", f"last_over_time({of}[1d] offset $__range)"
     # It does count what came after a restart: of a series that began within the range, the larger one counts.
     grown, new = f"increase({of}[$__range])", f"({seen} unless {before})"
-    return f"sum({grown} >= {new} or {new} or {grown}) or (0 * {recorders} and on () ({LIVING}))"
+    return f"sum({grown} >= {new} or {new} or {grown}) or (0 * {recorders} and on () ({_LIVES}))"
 
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:

@@ -113,8 +113,8 @@ def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites
 def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     """PromQL that is true while the step's verdict holds.
 
-    A firing breach stays while the verdict is neither PASS nor FAIL; a clause without verdict has no data. While no
-    evaluator lives, firing alerts continue, and no new ones begin.
+    A firing breach stays while the verdict is neither PASS nor FAIL, until the evaluator closes its incident; a clause
+    without verdict has no data. While no evaluator lives, firing alerts continue, and no new ones begin.
     """
     status = alert.status
     if status is None:
@@ -128,6 +128,7 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     cases, held = [matches], FAULTS[alert.step.on].held_by
     if held:
         still = f"{value} >= {held[0].code}" if len(held) > 1 else f"{value} == {held[0].code}"
+        still += f" and {alert.incident}" * source.lives  # a run that has ended is not judged any more
         cases.append(f"{still} and on ({', '.join(CELL_LABELS)}) {firing}")
     else:
         # The silence of a slice whose requests are kept away, as ordered, is none.

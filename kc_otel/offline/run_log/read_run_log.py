@@ -61,7 +61,7 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
             "or .jsonl, the console output of verl, or trainer_state.json"
         )
     found: dict[str, dict[int, float]] = {}
-    before: Path | None = None
+    read: dict[Path, dict[str, dict[int, float]]] = {}
     repeated: set[int] = set()
     for file in files:
         own: dict[str, dict[int, float]] = {}
@@ -69,13 +69,15 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
             repeated |= _put(own, _scalars(file), in_order=True)
         except (ValueError, csv.Error, OverflowError) as error:
             raise RunLogError(f"{file}: {error}") from None
-        if any(_are_two(found.get(name, {}), by_step) for name, by_step in own.items()):
-            raise RunLogError(
-                f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
-            )
+        for before, theirs in read.items():
+            whole = before.name == file.name == "trainer_state.json"
+            if any(_are_two(theirs.get(name, {}), by_step, whole=whole) for name, by_step in own.items()):
+                raise RunLogError(
+                    f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
+                )
         scalars = ((step, name, value) for name, by in own.items() for step, value in by.items())
         repeated |= _put(found, scalars, in_order="tfevents" in file.name)  # each start of a run has a later name
-        before = file if own else before
+        read[file] = own
     if not found:
         raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
     if repeated:
@@ -111,10 +113,15 @@ def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar], *, in_ord
     return repeated
 
 
-def _are_two(run: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    """Return True if two files belong to different runs: a resumed run repeats only a few steps of the first."""
+def _are_two(run: Mapping[int, float], other: Mapping[int, float], *, whole: bool) -> bool:
+    """Return True if two files belong to different runs: a resumed run repeats only a few steps of the first.
+
+    Where each holds the `whole` run up to its checkpoint, none may: those of a run that was taken back remain.
+    """
     both = run.keys() & other.keys()
     apart = sum(not _agree(run[step], other[step]) for step in both)
+    if whole:
+        return apart > 1  # the last step alone may have been evaluated again
     return apart > 0.5 * min(len(run), len(other)) and apart >= _STEPS_APART
 
 

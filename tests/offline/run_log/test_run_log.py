@@ -152,6 +152,20 @@ def test_a_resumed_run_is_not_continued_by_the_event_file_of_the_one_before(tmp_
     assert (steps[-1], set(drift[-6:])) == (106, {float(np.float32(2e-3))})
 
 
+def test_checkpoints_of_a_run_that_was_taken_back_are_refused(tmp_path):
+    """It collapsed until step 300, began anew at 150 and has come to 200; each checkpoint holds the run up to it."""
+    for end, drift in ((150, 2e-3), (200, 2e-3), (300, 9e-3)):
+        history = [{"step": step, "reward": 0.5, "k3": 2e-3 if step <= 150 else drift} for step in range(1, end + 1)]
+        history[-1]["reward"] = 0.6 if end == 150 else 0.5  # the last step of a checkpoint may be evaluated again
+        file = tmp_path / f"checkpoint-{end}" / "trainer_state.json"
+        file.parent.mkdir()
+        file.write_text(json.dumps({"log_history": history}))
+    with pytest.raises(RunLogError, match=r"-200/.* and .*-300/.*: say other numbers of the same steps"):
+        read_run_log(tmp_path)
+    file.unlink()
+    assert set(read_run_log(tmp_path)["k3"][1]) == {2e-3}
+
+
 def test_what_moves_with_the_weights_is_told():
     base, lag = sound(3), (STEPS % 4).astype(float)
     found = said(base | {"drift": base["drift"] * (1.0 + lag), "lag": lag})
