@@ -298,7 +298,7 @@ def test_what_is_told_of_silence_and_invalid_input_grows_with_it():
     assert incident.extents[0][1].startswith(said)
     (fewer,) = evaluator.tick(700.0, verdict_of("PASS"), invalid={"nan_logprob": 3})
     assert fewer.extents[0][1].startswith(
-        "10,001 on all traffic at 00:00 UTC; 3 sequences failed an input check within"
+        "10,001 on all traffic at 1970-01-01 00:00 UTC; 3 sequences failed an input check within"
     )
     counts = {"code": 34.0, "prose": 30.0, "all": 64.0}
     cells = (
