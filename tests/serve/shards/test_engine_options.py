@@ -45,7 +45,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_shards_are_shown_in_a_terminal(make_core: Any, drift: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that does not answer is named, and not all is known then; without shards none is listed."""
     core = make_core()
-    core.evaluator.ingest_metrics(drift(0.0), time.time())
+    core.evaluator.ingest_metrics(drift(0.001), time.time())
     core.tick(time.time())
     client = client_of(core)
     assert client.get("/api/v1/health").json()["shards"] == []
