@@ -31,8 +31,8 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
         "invalid-input": "fix the input that the checks name, and do not judge drift before that",
         "rolled-back": "check that no router, pin or mirror sends it traffic",
         "unproven": "`kc-otel status` names points that are not judged; restart a recorder that fell silent under the "
-        "same `service.instance.id`; if the kernel serves nobody, roll it back, or close the incident with `kc-otel "
-        "alerts ack {contract} --close --why '...'`",
+        "same `service.instance.id`, and shut down one that is done; if the kernel serves nobody, roll it back, or "
+        "close the incident with `kc-otel alerts ack {contract} --close --why '...'`",
         "run-over": "nothing, if that was intended; otherwise start it again",
         "run-ended": "find what broke before these kernels run again, for instance with `kc-otel locate`",
         "clause-gone": "roll the kernel back if it is in doubt, or close the incident with `kc-otel alerts ack "

@@ -123,8 +123,8 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert fleet.reasons() == ["firing", "unproven"]
     body = fleet.told()[-1]
     impact = (
-        "Nothing proves that token-tv keeps its limit again on all traffic: its kernel, or a recorder of it, fell "
-        "silent, or its points arrive and are not judged. The kernel may still serve."
+        "Nothing proves that token-tv keeps its limit again on all traffic: its kernel, or a recorder of it, measures "
+        "nothing more, or its points arrive and are not judged. The kernel may still serve."
     )
     contract, (alert,) = body["kernelContract"], body["alerts"]
     assert (body["status"], contract["impact"], contract["evidence"]) == ("firing", impact, "")

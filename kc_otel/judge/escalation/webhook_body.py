@@ -345,7 +345,7 @@ def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ())
     if first.end == WENT_AWAY:
         keeps = f"{first.cell.clause} keeps its limit again on {where}"
         what = "valid sequences come again" if first.on == "invalid-input" else keeps
-        silent = "its kernel, or a recorder of it, fell silent, or its points arrive and are not judged"
+        silent = "its kernel, or a recorder of it, measures nothing more, or its points arrive and are not judged"
         why = f"{CLAUSE_GONE if facts.changed else silent}. The kernel may still serve"
         return f"Nothing proves that {what}: {RUN_ENDED if _run_ended(facts.incident) else why}."
     if first.run_ended or facts.contained:
