@@ -249,6 +249,7 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
     by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
     passed, long = state.passed(now, contract.observability.window), contract.observability.long_window
+    heard = min(passed, now - tick.traffic.listening)  # an outage clears nothing
     edges = [alert.resolved(now, end=CHANGED) for alert in state.firing if alert.step not in keys]
     kept: list[Alert] = []
     for key, step in zip(keys, contract.escalation, strict=True):
@@ -275,7 +276,7 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
                 kept.append(replace(alert, counting=False))
                 continue
             ended = step.on == "fail" and not alert.fires and tick.traffic.ended(*cell.pair)
-            more = 0.0 if ended else passed
+            more = 0.0 if ended else heard if alert.fires else passed
             after, is_edge = _after_verdict(alert, step, verdict, more, math.inf if away else long, now)
             if after is not None and is_edge:
                 gone = step.on == "no-data" and not after.fires and verdict is None
