@@ -629,8 +629,24 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(make
         fleet.run(10, healthy=0.001)
     fleet.run(60, healthy=0.001)
     assert state() == 0.0
-    was = [f"{word}; routing to the training kernel was" for word in ("Broken", "Was broken")]
+    words = ("Broken", "Was broken; nothing has refuted it since")
+    was = [f"{word}; routing to the training kernel was" for word in words]
     assert list(dict.fromkeys(said)) == was, "an alert alone holds it at last"
+
+
+def test_an_outage_of_the_evaluator_clears_no_alert(make_fleet):
+    """Nobody saw a verdict meanwhile: `clear_for` goes on where it was."""
+    fleet = make_fleet("do: [{webhook: pager}]", text=TEXT.replace("clear_for: 1s", "clear_for: 60s"))
+    fleet.breach()
+    while not fleet.core.policies["policy"].alerts[0].counting:
+        fleet.run(STEP, broken=0.001, healthy=0.001)
+    fleet.close()
+    fleet.now += 50.0
+    fleet.begin()
+    fleet.run(STEP, broken=0.001, healthy=0.001)
+    assert fleet.core.firing()
+    fleet.run(60.0, broken=0.001, healthy=0.001)
+    assert not fleet.core.firing()
 
 
 def test_a_repaired_fleet_is_not_told_as_unproven_while_its_recorders_report_one_after_another(make_fleet):
