@@ -383,8 +383,10 @@ def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str
     return tuple(found)
 
 
-def declared_apart(specs: KernelSpecs, fields: tuple[str, ...] = _DECLARED) -> bool:
-    """Return whether the two declarations exclude each other; a field that one leaves open excludes nothing.
+def declared_apart(specs: Any, fields: tuple[str, ...] = _DECLARED) -> bool:
+    """Return whether the declarations of a pair of kernels exclude each other; a field left open excludes nothing.
+
+    `specs` has `train` and `inference`, a contract's or a recorder's.
 
     >>> from functools import partial
     >>> bf16 = partial(KernelSpec, engine="vllm", dtype="bf16")

@@ -118,7 +118,6 @@ class Measurer:
             more_operators=self.table.more_operators,
             reward_range=assumed.reward_range,
             patience=pairing_seconds,
-            apart=declared_apart(contract.kernels, NUMBER_FORMATS),
         )
         self._of_all = ["sequence_tokens"] if assumed.horizon is None else []
         self._layouts = bucket_layouts(contract)
@@ -460,7 +459,8 @@ class Measurer:
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
         if streams is None:
-            given = self._contract.name, pair, time.time_ns(), self._accumulator()
+            apart = any(declared_apart(of, NUMBER_FORMATS) for of in (self._contract.kernels, pair))
+            given = self._contract.name, pair, time.time_ns(), self._accumulator(apart=apart)
             streams = PairStreams(*given, layouts=self._layouts, of_all=self._of_all)
             # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
             # its stream ends with the next export.

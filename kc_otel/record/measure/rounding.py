@@ -44,8 +44,8 @@ EQUAL_SIDES: Final = (
 )
 
 NOT_TWO_FORMATS: Final = (
-    "both sides have the same number at every token, but the contract declares two number formats: an engine lacks an "
-    "option, or one side is a copy of the other"
+    "both sides have the same number at every token, but two number formats are declared: an engine lacks an option, "
+    "or one side is a copy of the other"
 )
 
 

@@ -510,18 +510,20 @@ def test_sides_with_the_same_numbers_are_said_once_and_measured(recorders, caplo
     assert recorder.stats().sequences == 25
 
 
-def test_sides_with_the_same_numbers_are_no_two_number_formats(recorders, contract, caplog):
+@pytest.mark.parametrize("declared", ["contract", "recorder"])
+def test_sides_with_the_same_numbers_are_no_two_number_formats(recorders, contract, caplog, declared):
     """Few equal numbers are no evidence; nor is a batch of which some tokens differ."""
     full = -np.random.default_rng(5).exponential(1.0, (8, 200)) - 0.1
     kernels = {side: {"engine": "vllm", "dtype": dtype} for side, dtype in (("train", "bf16"), ("inference", "fp8"))}
-    recorder = recorders(contract=contract(kernels=kernels))
+    own = {side: Kernel(**fields) for side, fields in kernels.items()}
+    recorder = recorders(contract=contract(kernels=kernels)) if declared == "contract" else recorders(**own)
     recorder.compare(full, full)
     recorder.compare(full[:, :4], full[:, :4])
     recorder.compare(full, full + 1e-3 * (np.arange(200) == 7))
     assert recorder.force_flush()
     assert recorder.stats().invalid == {"placeholder": 8}
     assert recorder.stats().sequences == 16
-    assert "the contract declares two number formats: an engine lacks an option" in caplog.text
+    assert "but two number formats are declared: an engine lacks an option" in caplog.text
 
 
 def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logprobs):
