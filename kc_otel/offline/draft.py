@@ -186,10 +186,12 @@ def _changed(baseline: Recording) -> str:
     values = RecordingObservations(baseline).of_sequences("tv_token")
     assert values is not None
     of = np.arange(values.size) if baseline.prompts is None else baseline.prompts
+    if of.max() + 1 < _CHANGED[0]:
+        return ""
     halves = np.array_split(np.bincount(of, values) / np.bincount(of), 2)
     (first, second), errors = (half.mean() for half in halves), [half.var() / half.size for half in halves]
     apart = max(first, second) > _CHANGED[1] * min(first, second)
-    if of.max() + 1 < _CHANGED[0] or not apart or abs(second - first) < _CHANGED[2] * math.sqrt(sum(errors)):
+    if not apart or abs(second - first) < _CHANGED[2] * math.sqrt(sum(errors)):
         return ""
     return (
         f"the baseline's drift changes: mean (1-w)+ of {rounded(first)} in the first half of its prompts, "

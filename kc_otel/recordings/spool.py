@@ -179,9 +179,13 @@ class SpoolReader:
     def kernel(self) -> Kernel | None:
         """The kernel of the oldest request that can be read; None while there is none."""
         try:
-            for row in self._connection.execute(f"SELECT {COLUMNS} FROM requests ORDER BY id"):  # noqa: S608 - constants
-                with suppress(ValueError):
-                    return decode(row).kernel
+            first = f"SELECT id, {COLUMNS} FROM requests ORDER BY id LIMIT 1"  # noqa: S608 - constants
+            while found := self._connection.execute(first).fetchone():
+                try:
+                    return decode(tuple(found[1:])).kernel
+                except ValueError as error:
+                    _log.warning("%s: %s; it is removed", self.path, error)
+                    self.done([found[0]])
         except sqlite3.Error as error:
             raise SpoolError(f"{self.path}: cannot be read ({error})") from None
         return None

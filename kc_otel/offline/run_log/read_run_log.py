@@ -61,7 +61,7 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
             "or .jsonl, the console output of verl, or trainer_state.json"
         )
     found: dict[str, dict[int, float]] = {}
-    read: dict[Path, dict[str, dict[int, float]]] = {}
+    before, longest = Path(), dict[str, dict[int, float]]()
     repeated: set[int] = set()
     for file in files:
         own: dict[str, dict[int, float]] = {}
@@ -69,15 +69,15 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
             repeated |= _put(own, _scalars(file), in_order=True)
         except (ValueError, csv.Error, OverflowError) as error:
             raise RunLogError(f"{file}: {error}") from None
-        for before, theirs in read.items():
-            whole = before.name == file.name == "trainer_state.json"
-            if any(_are_two(theirs.get(name, {}), by_step, whole=whole) for name, by_step in own.items()):
-                raise RunLogError(
-                    f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
-                )
+        whole = before.name == file.name == "trainer_state.json"
+        if any(_are_two((longest if whole else found).get(name, {}), by, whole=whole) for name, by in own.items()):
+            raise RunLogError(
+                f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
+            )
         scalars = ((step, name, value) for name, by in own.items() for step, value in by.items())
         repeated |= _put(found, scalars, in_order="tfevents" in file.name)  # each start of a run has a later name
-        read[file] = own
+        if own and not (whole and _steps(own) < _steps(longest)):
+            before, longest = file, own
     if not found:
         raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
     if repeated:
@@ -123,6 +123,10 @@ def _are_two(run: Mapping[int, float], other: Mapping[int, float], *, whole: boo
     if whole:
         return apart > 1  # the last step alone may have been evaluated again
     return apart > 0.5 * min(len(run), len(other)) and apart >= _STEPS_APART
+
+
+def _steps(run: Mapping[str, Mapping[int, float]]) -> int:
+    return max(map(max, run.values()))
 
 
 def _agree(value: float, other: float) -> bool:

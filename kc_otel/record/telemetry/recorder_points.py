@@ -325,7 +325,7 @@ class Counters:
         """Every endpoint accepted an export, up to the points that `export_rejected` was told of."""
         with self._lock:
             rejected, self._rejected = self._rejected, ""
-            self._plain["exports_taken"] += not rejected or self._points_rejected < self.points
+            self._plain["exports_taken"] += self.points > (self._points_rejected if rejected else 0)
             self._plain["exports_in_part" if rejected else "exports"] += 1
             self._last_rejected = rejected or self._last_rejected
         if rejected:

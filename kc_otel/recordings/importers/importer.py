@@ -134,7 +134,8 @@ class Importer:
         if (lost := sum(after.dropped.values()) - sum(before.dropped.values())) > 0:
             part = after.sequences > before.sequences
             self._ledger.lose(path, known, part=part)
-            then = _IN_PART if part else "import the file again"
+            self._in_part |= {path} if part and after.exports_taken > before.exports_taken else set()
+            then = _IN_PART if part and after.exports_taken > before.exports_taken else "import the file again"
             self.totals.failed[path] = f"{path}: {lost} batches were dropped, see the log; {then}"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
@@ -158,10 +159,10 @@ class Importer:
         if self._ledger.unsaved:
             self._recorder.shutdown(_LAST_SECONDS)
         after = self._recorder.stats()
-        if after.exports > before.exports:
+        if after.exports > before.exports and after.dropped == before.dropped:
             self._confirm()
         unsaved, taken = self._ledger.unsaved.items(), after.exports_taken > before.exports_taken
-        in_part = ((path, found) for path, found in unsaved if taken or found.part or path in self._in_part)
+        in_part = ((path, found) for path, found in unsaved if taken or path in self._in_part)
         self._ledger.unsaved = {path: replace(found, part=True) for path, found in in_part}
         self._ledger.save()
 
@@ -237,6 +238,8 @@ class Importer:
         digest = digest or read.digest
         if name := self._ledger.name(digest):
             original = self._ledger.measured(Path(name))
+            if original is not None and original.part:
+                raise RecordingError(f"{path}: is a copy of {name}: {_IN_PART}")
             first = original.first if original is not None else ""
             self._note(path, about, read, digest, first, sorted(self._ledger.prompts(Path(name), first)))
         return name
@@ -247,6 +250,7 @@ class Importer:
         for path in self._awaiting:
             del self.totals.failed[path]
         self._awaiting.clear()
+        self._in_part.clear()
 
     def _compare(self, chunk: Recording, sizes: Sequence[int]) -> None:
         """Measure sequences of one weight version, whose prompts have so many rollouts in the file."""
@@ -487,16 +491,16 @@ def _locked(path: Path, stop: threading.Event) -> Iterator[None]:
 
 def _appended(path: Path, known: _Measured, digest: str, read: LinesRead) -> bool:
     """Return True if lines were appended to a file; a RewrittenError if it changed in another way."""
-    if known.part:
-        raise RecordingError(f"{path}: {_IN_PART}")
+    new = False
     if not digest:
         ahead = replace(read)
         new = next(lines(path, ahead), None) is not None
         read.torn = ahead.torn
-        return new
-    if digest != known.digest:
+    elif digest != known.digest:
         raise RewrittenError(f"{path}: changed after it was measured")
-    return False
+    if known.part:
+        raise RecordingError(f"{path}: {_IN_PART}")
+    return new
 
 
 def _first(found: Recording | None) -> str:
