@@ -50,8 +50,7 @@ _MAX_MARGIN_RAISES: Final = 11
 _MIN_ESTIMATE_IN_LIMITS: Final = 0.05
 """In limits: a smaller value is decided no sooner."""
 _CHANGED: Final = (40, 1.25, 5.0)
-"""Prompts, at least, ratio of the drift of their halves, and its standard errors from which a baseline's drift changed.
-"""
+"""Prompts of a baseline, ratio of its halves, and standard errors between them, from which its drift has changed."""
 _MIN_LIMIT: Final = 1e-6
 """Rounding alone exceeds a smaller limit, which a long baseline of nearly equal sides would give."""
 _LAG_CLAUSE: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)

@@ -201,6 +201,10 @@ def test_a_pair_like_the_baseline_typically_passes_with_the_prompts_that_there_a
         assert limit <= of(write(draft(), recording(0.03), margin=1.05, prompts=60), "token-tv")[1]
 
 
+def test_a_baseline_of_one_prompt_has_no_halves():
+    assert write(draft(), recording(0.03, sequences=1)).changed == ""
+
+
 def test_a_baseline_of_which_one_side_is_a_copy_of_the_other_is_refused():
     """Limits from no drift would alert on every real pair."""
     with pytest.raises(ValueError, match="so that one is a copy of the other"):

@@ -137,17 +137,22 @@ def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_the
     assert (importer.totals.files, importer.totals.failed, path in ledger) == (1, {}, True)
 
 
-def test_a_file_that_the_last_export_takes_is_done(recorders, memory, write, tmp_path):
-    """An endpoint that began to answer while the import gave up has counted it."""
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_file_that_the_last_export_takes_is_done(recorders, memory, write, tmp_path, dropped):
+    """An endpoint that began to answer while the import gave up has counted it, but for what the end leaves out."""
     recorder, path = recorders(), write("log.jsonl", [sequence()])
     importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"), patience=0.1)
     memory.result = MetricExportResult.FAILURE
     assert not importer.file(path)
     memory.result = MetricExportResult.SUCCESS
+    if dropped:
+        end = recorder.shutdown
+        recorder.shutdown = lambda *given: recorder.drop("shutdown", "too slow") or end(*given)
     importer.finish()
     exports = len(memory.exports)
     recorder.shutdown()
-    assert (len(memory.exports), path in Ledger(tmp_path / "done.txt"), importer.totals.failed) == (exports, True, {})
+    assert (len(memory.exports), path in Ledger(tmp_path / "done.txt")) == (exports, not dropped)
+    assert (path in importer.totals.failed) is dropped
 
 
 @pytest.mark.parametrize(("points", "imports"), [(1, False), (20, True)])
@@ -168,6 +173,38 @@ def test_a_file_that_an_endpoint_took_in_part_is_not_measured_again_by_itself(
     assert Importer(recorders(), ledger=Ledger(done)).file(path) is imports
     assert Importer(recorders(), ledger=Ledger(done, again=True)).file(path)
     assert path in Ledger(done)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("copy.jsonl", 0), ("log.jsonl", 7)])
+def test_a_copy_of_what_counts_in_part_is_refused_and_what_is_written_anew_is_measured(
+    recorders, memory, write, tmp_path, name, seed
+):
+    recorder = recorders()
+    importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"))
+    memory.answering = lambda: recorder._measurer.counters.export_rejected("rejected", 1)
+    assert not importer.file(write("log.jsonl", [sequence()]))
+    importer.finish()
+    memory.answering = lambda: None
+    importer = Importer(recorders(), ledger=Ledger(tmp_path / "done.txt"))
+    assert importer.file(write(name, [sequence(seed=seed)])) is (seed > 0)
+    assert (importer.totals.sequences, importer.totals.copies) == (int(seed > 0), {})
+
+
+def test_a_file_whose_every_point_was_taken_at_last_counts_in_part_no_more(recorders, memory, write, tmp_path):
+    """Lines that are appended to it later, and that no endpoint takes, are measured by the next import."""
+    rows, recorder, ledger = [sequence(seed=seed) for seed in range(2)], recorders(), Ledger(tmp_path / "done.txt")
+    importer = Importer(recorder, ledger=ledger, patience=0.1)
+    memory.answering = lambda: recorder._measurer.counters.export_rejected("rejected", 1)
+    assert not importer.file(write("log.jsonl", rows[:1]))
+    memory.answering = lambda: None
+    assert importer.file(write("other.jsonl", [sequence(seed=5)]))
+    memory.result = MetricExportResult.FAILURE
+    assert not importer.file(write("log.jsonl", rows))
+    importer.finish()
+    memory.result = MetricExportResult.SUCCESS
+    importer = Importer(recorders(), ledger=Ledger(tmp_path / "done.txt"))
+    assert importer.file(tmp_path / "log.jsonl")
+    assert importer.totals.sequences == 1
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "token_exports/step_3/rank_0.jsonl"])
@@ -306,8 +343,11 @@ def test_what_the_queue_cannot_hold_is_not_called_done_and_its_copy_is_measured(
     assert importer.totals.copies == {}
 
 
-def test_a_file_of_which_some_batches_were_dropped_is_not_measured_again_by_itself(recorders, write, tmp_path):
-    """Those of other weights have counted."""
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_file_of_which_some_batches_were_dropped_is_not_measured_again_by_itself(
+    recorders, memory, write, tmp_path, taken
+):
+    """Those of other weights have counted, unless no endpoint took them."""
     recorder, path = recorders(), write("log.jsonl", [sequence(seed=step, train_weights=step) for step in range(2)])
     compare = recorder.compare
 
@@ -316,12 +356,32 @@ def test_a_file_of_which_some_batches_were_dropped_is_not_measured_again_by_itse
         compare(*sides, **more)
 
     recorder.compare = first_only
-    for _ in range(2):
-        importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"))
-        assert not importer.file(path)
-        assert "a part of it counts already" in importer.totals.failed[path]
-        importer.finish()
-    assert recorder.stats().sequences == 1
+    memory.result = MetricExportResult.SUCCESS if taken else MetricExportResult.FAILURE
+    importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"), patience=0.1)
+    assert not importer.file(path)
+    assert ("a part of it counts already" in importer.totals.failed[path]) is taken
+    importer.finish()
+    memory.result = MetricExportResult.SUCCESS
+    again = Importer(recorders(), ledger=Ledger(tmp_path / "done.txt"))
+    assert again.file(path) is not taken
+    assert ("a part of it counts already" in again.totals.failed.get(path, "")) is taken
+    assert again.totals.sequences == (0 if taken else 2)
+
+
+def test_an_export_without_drift_is_no_part_of_a_file(recorders, memory, write):
+    """The export loop's own, while a large file is read; then the endpoint goes away."""
+    recorder, path = recorders(), write("log.jsonl", [sequence()])
+    importer, compare = Importer(recorder, patience=0.1), recorder.compare
+
+    def read_at_last(*sides, **more):
+        assert recorder.force_flush()
+        memory.result = MetricExportResult.FAILURE
+        compare(*sides, **more)
+
+    recorder.compare = read_at_last
+    assert not importer.file(path)
+    assert len(memory.exports) > 1
+    assert "a part of it counts already" not in importer.totals.failed[path]
 
 
 def test_a_record_that_was_cut_off_costs_its_own_file_only(recorders, write, tmp_path, caplog):

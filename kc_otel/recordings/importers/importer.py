@@ -131,18 +131,20 @@ class Importer:
                 self._refuse(reason, self.totals.refusals.first[reason], count)
         why = self._why_unexported(self._patience)
         after = self._recorder.stats()
+        in_part = after.exports_taken > before.exports_taken
         if (lost := sum(after.dropped.values()) - sum(before.dropped.values())) > 0:
-            part = after.sequences > before.sequences
-            self._ledger.lose(path, known, part=part)
-            self._in_part |= {path} if part and after.exports_taken > before.exports_taken else set()
-            then = _IN_PART if part and after.exports_taken > before.exports_taken else "import the file again"
-            self.totals.failed[path] = f"{path}: {lost} batches were dropped, see the log; {then}"
+            in_part = in_part and after.sequences > before.sequences
+            self._ledger.lose(path, known, part=after.sequences > before.sequences)
+            then = "" if in_part else "; import the file again"
+            self.totals.failed[path] = f"{path}: {lost} batches were dropped, see the log{then}"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
             self.totals.failed[path] = f"{path}: {why}"
-            if after.exports_taken > before.exports_taken:
-                self._in_part.add(path)
-                self.totals.failed[path] += f"; {_IN_PART}"
+        else:
+            in_part = False
+        if in_part:
+            self._in_part.add(path)
+            self.totals.failed[path] += f"; {_IN_PART}"
         if not why:
             self._confirm()
         return path not in self.totals.failed

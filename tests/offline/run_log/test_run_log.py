@@ -491,6 +491,12 @@ def test_a_log_of_two_runs_is_refused(tmp_path):
     second.write_text("step,rewards/mean\n" + "".join(f"{step},{3 * step + 1}\n" for step in range(40)))
     with pytest.raises(RunLogError, match=r"a/run.csv and .*b/run.csv: say other numbers of the same steps"):
         read_run_log(tmp_path / "runs")
+    for part in range(6):  # none of which has enough steps to tell by itself
+        lines = (f"{step},{step}\n" for step in range(8 * part, 8 * part + 8))
+        (first.parent / f"{part}.csv").write_text("step,rewards/mean\n" + "".join(lines))
+    first.unlink()
+    with pytest.raises(RunLogError, match=r"b/run.csv: say other numbers of the same steps"):
+        read_run_log(tmp_path / "runs")
 
 
 def test_numbers_that_count_different_steps_are_not_ordered():
