@@ -25,7 +25,7 @@ from kc_otel.contract.load import load, load_all
 from kc_otel.contract.measuring_paths import Finding, MeasuringPath, left_open
 from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import NO_REPORT, RUN_ENDED, listed
+from kc_otel.contract.words import NEXT_DUE, NO_REPORT, NOTHING_TO_MEASURE, RUN_ENDED, listed
 from kc_otel.judge.point_streams import OUTCOME_SENTENCES
 
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
@@ -52,6 +52,8 @@ _REQUESTS: Final[Mapping[str, str]] = {
 }
 
 _NOT_JUDGED: Final = {"NO_DATA": "data", "INVALID_INPUT": "valid data"}
+_MEANT: Final = (RUN_ENDED, NEXT_DUE, NOTHING_TO_MEASURE)
+"""First words of the reasons of silence that is no fault."""
 _SILENT_REMEDY: Final = "restart the recorder if its process died; end one on purpose with `recorder.shutdown()`"
 
 _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
@@ -363,8 +365,10 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
         own = [verdict for verdict in verdicts if verdict["contract"] == contract["name"] and not verdict["gone"]]
         absent = [verdict for verdict in own if verdict["slice"] == "all" and verdict["status"] in _NOT_JUDGED]
         for status, reason in dict.fromkeys((verdict["status"], verdict["reason"]) for verdict in absent):
-            clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in absent if verdict["reason"] == reason))
-            level = "warning" if reason.startswith(RUN_ENDED) else "error"
+            those = [verdict for verdict in absent if verdict["reason"] == reason]
+            clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in those))
+            kept_away = all(verdict["no_traffic"] for verdict in those)
+            level = "warning" if kept_away or reason.startswith(_MEANT) else "error"
             yield Finding(level, f"{contract['name']}: no {_NOT_JUDGED[status]} for {clauses}", reason)
         yield from _lacking(contract["name"], [verdict for verdict in own if verdict["observed"]])
         measured = {verdict["clause"] for verdict in own if verdict["observed"] and verdict["slice"] == "all"}

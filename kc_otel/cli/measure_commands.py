@@ -62,13 +62,14 @@ def import_files(
     columns: Columns = None,
     attribute: SequenceAttributes = None,
     follow: Annotated[bool, typer.Option(help="Keep importing files as they appear, until stopped.")] = False,
-    again: Annotated[bool, typer.Option(help="Measure finished files again.")] = False,
+    again: Annotated[bool, typer.Option(help="Measure again what has counted, whole or in part.")] = False,
 ) -> None:
     """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
     Reads the files that verl, slime, SkyRL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own
     variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is
-    exported with all its points. A list in `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state, keeps it from being
+    exported with all its points; one of which points are rejected is neither finished nor imported again without
+    --again. A list in `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state, keeps it from being
     measured a second time for the same contract. Exits with 1 when a file could not be imported or exported.
 
     Examples:

@@ -50,9 +50,9 @@ def status(
 
     Exits with 1 if a cell FAILs, if an incident of a FAIL is broken, or if a version was measured after its rollback.
     Otherwise exits with 3 if a cell does not PASS (unless its next report is not due yet), if another incident is
-    broken, if a breach is unproven (it went away without proof of recovery), if points arrive that are not judged, if a
-    shard does not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s, or if a webhook endpoint
-    is disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
+    broken, if a breach is unproven (it went away, or its run ended, without proof of recovery), if points arrive
+    that are not judged, if a shard does not answer, if the evaluator fails, has judged nothing yet or nothing for 30 s,
+    or if a webhook endpoint is disabled. Exits with 0 otherwise. An incident of which only a route remains is over.
 
     Examples:
       kc-otel status
@@ -68,13 +68,14 @@ def status(
     warned = [Text(said, style="bold red") for said in troubles(health, overview["now"])]
     promotions = get(url, "/api/v1/promotions", **only)["promotions"]
     stray, missing, incidents = _stray(promotions), of(overview["missing"]), of(overview["incidents"])
+    past = get(url, "/api/v1/incidents", state="resolved", limit=1000, **only)["incidents"]
+    ended = _ended_broken(past, cells)
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
         console, now = Console(), time.time()
         routes = _routes(of(get(url, "/api/v1/decisions")["routes"]))
         contracts = of(get(url, "/api/v1/contracts")["contracts"], "name")
-        ended = _ended_broken(get(url, "/api/v1/incidents", state="resolved", **only)["incidents"], cells)
         broken = [*_incidents(incidents, cells, now, contracts), *ended, *stray, *_missing(missing)]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
@@ -85,7 +86,7 @@ def status(
         tables = _tables(cells, now, console.width, most=len(cells) if every else _MAX_ROWS)
         in_force, behind = [*_on_their_way(promotions), *_in_force(of(overview["in_force"]))], _shards(health["shards"])
         console.print(*warned, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
-    unknown = bool(warned or missing) or any(shard["trouble"] for shard in health["shards"])
+    unknown = bool(warned or missing or ended) or any(shard["trouble"] for shard in health["shards"])
     raise typer.Exit(_exit_code(cells, incidents, stray, unknown=unknown))
 
 

@@ -259,6 +259,7 @@ def test_a_slice_without_data_has_the_remedy_of_its_verdict(why: str, remedy: st
     """Attributes are not to blame where the recorder defines the slice as another version of the contract does."""
     served = [{"name": "policy", "slices": {"code": {"task": "code"}}, "kernels": []}]
     cell = {"contract": "policy", "clause": "tv", "kernel_inference": "b", "kernel_train": "a", "gone": False}
+    cell["no_traffic"] = False
     verdicts = [
         {**cell, "slice": "all", "status": "PASS", "observed": True, "reason": ""},
         {**cell, "slice": "code", "status": "NO_DATA", "observed": False, "reason": why},
@@ -315,15 +316,19 @@ def test_a_slice_whose_sequences_fail_their_checks_has_matched() -> None:
         ("INVALID_INPUT", "INVALID INPUT, placeholder: 9 sequences", ("error", "policy: no valid data for token-tv")),
         ("NO_DATA", "no report for 5m", ("error", "policy: no data for token-tv")),
         ("NO_DATA", "the run ended: its last recorder shut down 5m ago", ("warning", "policy: no data for token-tv")),
+        ("NO_DATA", "next report due by 08:55:40 UTC", ("warning", "policy: no data for token-tv")),
+        ("NO_DATA", "nothing to measure: all sequences are greedy", ("warning", "policy: no data for token-tv")),
+        ("NO_DATA", "requests are kept away", ("warning", "policy: no data for token-tv")),
     ],
 )
-def test_data_that_are_missing_or_invalid_are_an_error_unless_their_run_ended(
+def test_data_that_are_missing_or_invalid_are_an_error_unless_that_is_meant(
     contract: Contract, status: str, reason: str, said: tuple[str, str]
 ) -> None:
     """Of the contracts that are asked about: what another one lacks is no error of theirs."""
     health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {"other": {"nan": 3}}, "outbox": []}
     served = [{"name": name, "hash": contract.hash, "kernels": [], "slices": {}} for name in ("policy", "other")]
     cell = {"clause": "token-tv", "slice": "all", "kernel_train": "a", "kernel_inference": "b", "gone": False}
+    cell["no_traffic"] = reason == "requests are kept away"
     cells = [
         cell | {"contract": name, "status": status, "observed": False, "reason": reason} for name in ("policy", "other")
     ]

@@ -84,6 +84,30 @@ def test_a_run_that_ended_is_told_with_the_breach_that_it_ended_in() -> None:
     assert _ended_broken([over, broken], [ended]) == _ended_broken([broken], [cell("PASS")]) == []
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_job_that_ended_in_a_breach_gives_exit_code_3_before_its_next_report_is_due(command, monkeypatch, options):
+    """Also where many incidents of other kernels have ended since."""
+    ended = incident(state="resolved", state_text="Ended", until=time.time(), kernel_train="a", kernel_inference="b")
+    answers = {
+        "verdicts": {"verdicts": [cell(reason="next report due by 08:55:40 UTC", samples=0, since=time.time())]},
+        "health": {"shards": []},
+        "overview": {"now": time.time(), "missing": [], "incidents": [], "in_force": []},
+        "promotions": {"promotions": []},
+        "decisions": {"routes": []},
+        "contracts": {"contracts": []},
+    }
+    past = [incident(until=1.0, kernel_train=str(other)) for other in range(200)]
+
+    def get(_, path: str, limit: int = 100, **__: str) -> Any:
+        name = path.removeprefix("/api/v1/")
+        return {"incidents": [*past, ended][:limit]} if name == "incidents" else answers[name]
+
+    monkeypatch.setattr("kc_otel.cli.status_command.get", get)
+    monkeypatch.setattr("kc_otel.cli.status_command.troubles", lambda *_: [])
+    code, shown, _ = command("status")(*options)
+    assert (code, "Ended without proof of recovery" in shown) == (3, not options)
+
+
 def test_long_names_cut_no_verdict_no_number_and_no_fingerprint() -> None:
     named = {"clause": "share-of-prompts-beyond-the-cap", "slice": "customers-of-the-northern-region"}
     versions = "a1" * 6, "b2" * 6

@@ -39,8 +39,8 @@ def health_file() -> GeneratedFile:
 def evaluator_panel(id: int) -> Any:
     """The first thing to look at: how old what the evaluator says is, and whether there is one."""
     about = (
-        "Longest time since the last evaluation of a picked contract. Without its evaluator, all of these boards "
-        "is unknown: restart it (handbook, On call). A contract that is gone counts for a day."
+        "Longest time since the last evaluation of a picked contract. Without its evaluator, everything on these "
+        "boards is unknown: restart it (handbook, On call). A contract that is gone counts for a day."
     )
     colours = thresholds("green", (30.0, "orange"), (FRESH_SECONDS, "red"))
     return panels.state(id, "Evaluated", about, queries.AGE, legend="ago", unit="s", colours=colours).decimals(0)
@@ -63,10 +63,10 @@ def invalid_panel(id: int) -> Any:
 def _counts() -> Iterator[Any]:
     yield evaluator_panel(EVALUATED_ID)
     yield points_panel(1)
-    refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_KNOWN_OUTCOMES, no=True)))
+    refused = queries.at_least(queries.rate("kc.evaluator.points", (), _outcome(_KNOWN_OUTCOMES, no=True)))
     about = f"Duplicate, late, rejected. {_EVALUATOR}"
     yield panels.count(2, "Points not used", about, refused, "orange").unit("cps").decimals(2)
-    waiting, about = queries.now(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
+    waiting, about = queries.at_least(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
     yield panels.count(3, "Webhooks waiting", about, waiting, "orange", span=2)
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     about, colours = METRICS["kc.evaluator.tick.duration"].meaning, thresholds("green", (1.0, "yellow"), (5.0, "red"))

@@ -46,18 +46,18 @@ def _counts() -> Iterator[Any]:
         cells = f"{queries.cells('kc.verdict')} == {status.code}"
         if status is Status.NO_DATA:
             cells += f" unless {queries.cells('kc.verdict.no_traffic')}"
-        query = queries.now(f"count({cells})")
+        query = (queries.now if status is Status.PASS else queries.at_least)(f"count({cells})")
         yield panels.count(id, title, description, query, panels.STATUS_COLOURS[status], base, span)
     about = "Steps of the escalation policies that fire."
     yield panels.count(
-        5, "Alerts firing", about, queries.now(f"count({queries.ALERTS})"), panels.STATUS_COLOURS[Status.FAIL]
+        5, "Alerts firing", about, queries.at_least(f"count({queries.ALERTS})"), panels.STATUS_COLOURS[Status.FAIL]
     )
     about = "Contained ones and breaches that went away without proof of recovery are among them."
     yield panels.count(
         6,
         "Open incidents",
         about,
-        queries.now(f"count({queries.own('kc.incident')})"),
+        queries.at_least(f"count({queries.own('kc.incident')})"),
         panels.STATUS_COLOURS[Status.FAIL],
     )
     health = [panels.link("Health", f"/d/{HEALTH_UID}")]

@@ -129,6 +129,11 @@ def now(expression: str) -> str:
     return f"({expression} or vector(0)) and on () ({_LIVES})"
 
 
+def at_least(expression: str) -> str:
+    """A number of what is wrong, like `now`; while a picked contract is not judged, what is known of the others."""
+    return f"({expression} > 0 and on () ({_LIVING})) or ({now(expression)})"
+
+
 def since(*more: str) -> str:
     """Unix time, milliseconds, of each cell's present verdict, by the evaluator that has known it longest."""
     return f"1000 * {cells('kc.verdict.since', *more, how='min')}"

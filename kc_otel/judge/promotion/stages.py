@@ -103,8 +103,8 @@ def decide(
     """Return the tally after further evaluations, oldest first, and the decision if a kernel version leaves its stage.
 
     Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not, unless that is
-    the training kernel's. Else wait while
-    anything is missing. Else advance; a version in the last stage stays there, and lacks nothing.
+    the training kernel's. Else wait while anything is missing. Else advance; a version in the last stage stays there,
+    and lacks nothing.
     """
     failed, own = dict[tuple[str, str, str], str](), Evaluation(0.0)
     for evaluation in evaluations:

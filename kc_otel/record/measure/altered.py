@@ -49,7 +49,7 @@ _SMOOTH_PART: Final = 16
 """Tokens of a part whose ratio is at most 1 in a smooth row: of numbers in any order one part in fifty has that."""
 _NEIGHBOURS: Final = (1000, 0.4, 0.35, 0.15, 24.0)
 """Tokens from which means over two neighbours show, least correlation of a token with the next one, least fall of it to
-the one after, largest change from there to the third, and tokens that make up what varies, in effect, at least. A mean
+the one after, largest change from there to the third, and effective number of tokens in the variance, at least. A mean
 over two has 0.5 and 0; of SmolLM's sampled tokens all three are 0.06 to 0.09, of text that is sure in long stretches
 0.3."""
 _PROBABILITIES: Final = (4, 0.02, 0.1, 32)

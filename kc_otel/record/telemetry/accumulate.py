@@ -110,7 +110,7 @@ class Accumulator:
     (`add_values`) always. `averaged` are keys of `AVERAGED`, `sampling` of `SAMPLING`. There is always room for the
     `operators` of the contract's clauses, and for so many more. Without a `reward_range` rewards are not looked at;
     `patience` is for prompts whose rollouts come in several batches, seconds. Kernels that are `apart` have two number
-    formats: a batch with one number on both sides at every token is invalid.
+    formats: a batch with the same number on both sides at every token is invalid.
     """
 
     def __init__(
@@ -471,7 +471,7 @@ def _nothing(sequences: int, reason: InvalidReason) -> Batch:
 
 
 def _copied(reduced: Reduced, batch: SampledBatch) -> bool:
-    """Return True if both sides have one number at every token; False where few numbers are no evidence."""
+    """Return True if both sides have the same number at every token; False where few numbers are no evidence."""
     if not reduced.rows.size or reduced.tokens.max() < RUN or reduced.stats[0, :, _ABS_LOG_RATIO].any():
         return False
     block = batch.block(_few(reduced))
