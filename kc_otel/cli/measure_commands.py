@@ -68,9 +68,9 @@ def import_files(
 
     Reads the files that verl, slime, SkyRL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own
     variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is
-    exported with all its points; one of which points are rejected is neither finished nor imported again without
-    --again. A list in `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state, keeps it from being
-    measured a second time for the same contract. Exits with 1 when a file could not be imported or exported.
+    exported with all its points; one of which some points are rejected is neither finished nor, without --again,
+    imported again. A list in `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state, keeps files from being measured a
+    second time for the same contract. Exits with 1 when a file could not be imported or exported.
 
     Examples:
       kc-otel import rollouts --contract policy.yaml

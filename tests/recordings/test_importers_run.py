@@ -207,6 +207,23 @@ def test_a_file_whose_every_point_was_taken_at_last_counts_in_part_no_more(recor
     assert importer.totals.sequences == 1
 
 
+def test_a_file_that_a_later_export_holds_counts_in_part_with_it(recorders, memory, write, tmp_path):
+    """Streams are cumulative."""
+    recorder, first = recorders(), write("log.jsonl", [sequence()])
+    importer = Importer(recorder, ledger=Ledger(tmp_path / "done.txt"), patience=0.1)
+    memory.result = MetricExportResult.FAILURE
+    assert not importer.file(first)
+    memory.result = MetricExportResult.SUCCESS
+    memory.answering = lambda: recorder._measurer.counters.export_rejected("rejected", 1)
+    assert not importer.file(write("other.jsonl", [sequence(seed=1)]))
+    memory.result = MetricExportResult.FAILURE
+    importer.finish()
+    memory.result = MetricExportResult.SUCCESS
+    again = Importer(recorders(), ledger=Ledger(tmp_path / "done.txt"))
+    assert not again.file(first)
+    assert ("a part of it counts already" in again.totals.failed[first], again.totals.sequences) == (True, 0)
+
+
 @pytest.mark.parametrize("name", ["log.jsonl", "token_exports/step_3/rank_0.jsonl"])
 def test_lines_that_are_appended_are_measured_and_no_others_again(recorders, memory, tmp_path, name, monkeypatch):
     """A line that is torn at the first look is measured at the second; meanwhile it is no failure."""

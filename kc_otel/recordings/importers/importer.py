@@ -102,7 +102,8 @@ class Importer:
         self._ledger = Ledger() if ledger is None else ledger
         self._follow = follow
         self._awaiting: set[Path] = set()
-        self._in_part: set[Path] = set()
+        self._taken_before: dict[Path, int] = {}
+        """Exports that were taken before what is not saved of a file was measured."""
         self._unreadable: Counter[Path] = Counter()
 
     @property
@@ -115,6 +116,8 @@ class Importer:
         self.totals.failed.pop(path, None)
         self._awaiting.discard(path)
         before, known = self._recorder.stats(), self._ledger.measured(path)
+        if path not in self._ledger.unsaved:
+            self._taken_before[path] = before.exports_taken
         refused = self.totals.refusals.counts.copy()
         try:
             self._measure(path)
@@ -131,20 +134,15 @@ class Importer:
                 self._refuse(reason, self.totals.refusals.first[reason], count)
         why = self._why_unexported(self._patience)
         after = self._recorder.stats()
-        in_part = after.exports_taken > before.exports_taken
+        taken = after.exports_taken > self._taken_before[path]
         if (lost := sum(after.dropped.values()) - sum(before.dropped.values())) > 0:
-            in_part = in_part and after.sequences > before.sequences
-            self._ledger.lose(path, known, part=after.sequences > before.sequences)
-            then = "" if in_part else "; import the file again"
-            self.totals.failed[path] = f"{path}: {lost} batches were dropped, see the log{then}"
+            part = after.sequences > before.sequences
+            self._ledger.lose(path, known, part=part)
+            then = _IN_PART if part and taken else "import the file again"
+            self.totals.failed[path] = f"{path}: {lost} batches were dropped, see the log; {then}"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
-            self.totals.failed[path] = f"{path}: {why}"
-        else:
-            in_part = False
-        if in_part:
-            self._in_part.add(path)
-            self.totals.failed[path] += f"; {_IN_PART}"
+            self.totals.failed[path] = f"{path}: {why}" + f"; {_IN_PART}" * taken
         if not why:
             self._confirm()
         return path not in self.totals.failed
@@ -163,9 +161,11 @@ class Importer:
         after = self._recorder.stats()
         if after.exports > before.exports and after.dropped == before.dropped:
             self._confirm()
-        unsaved, taken = self._ledger.unsaved.items(), after.exports_taken > before.exports_taken
-        in_part = ((path, found) for path, found in unsaved if taken or path in self._in_part)
-        self._ledger.unsaved = {path: replace(found, part=True) for path, found in in_part}
+        self._ledger.unsaved = {
+            path: replace(found, part=True)
+            for path, found in self._ledger.unsaved.items()
+            if after.exports_taken > self._taken_before[path]
+        }
         self._ledger.save()
 
     def _measure(self, path: Path) -> None:
@@ -252,7 +252,6 @@ class Importer:
         for path in self._awaiting:
             del self.totals.failed[path]
         self._awaiting.clear()
-        self._in_part.clear()
 
     def _compare(self, chunk: Recording, sizes: Sequence[int]) -> None:
         """Measure sequences of one weight version, whose prompts have so many rollouts in the file."""
