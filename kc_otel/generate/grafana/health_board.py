@@ -63,10 +63,10 @@ def invalid_panel(id: int) -> Any:
 def _counts() -> Iterator[Any]:
     yield evaluator_panel(EVALUATED_ID)
     yield points_panel(1)
-    refused = queries.at_least(queries.rate("kc.evaluator.points", (), _outcome(_KNOWN_OUTCOMES, no=True)))
+    refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_KNOWN_OUTCOMES, no=True)))
     about = f"Duplicate, late, rejected. {_EVALUATOR}"
     yield panels.count(2, "Points not used", about, refused, "orange").unit("cps").decimals(2)
-    waiting, about = queries.at_least(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
+    waiting, about = queries.now(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
     yield panels.count(3, "Webhooks waiting", about, waiting, "orange", span=2)
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     about, colours = METRICS["kc.evaluator.tick.duration"].meaning, thresholds("green", (1.0, "yellow"), (5.0, "red"))

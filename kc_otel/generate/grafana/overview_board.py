@@ -46,19 +46,13 @@ def _counts() -> Iterator[Any]:
         cells = f"{queries.cells('kc.verdict')} == {status.code}"
         if status is Status.NO_DATA:
             cells += f" unless {queries.cells('kc.verdict.no_traffic')}"
-        query = (queries.now if status is Status.PASS else queries.at_least)(f"count({cells})")
+        query = queries.known(cells)
         yield panels.count(id, title, description, query, panels.STATUS_COLOURS[status], base, span)
     about = "Steps of the escalation policies that fire."
-    yield panels.count(
-        5, "Alerts firing", about, queries.at_least(f"count({queries.ALERTS})"), panels.STATUS_COLOURS[Status.FAIL]
-    )
+    yield panels.count(5, "Alerts firing", about, queries.known(queries.ALERTS), panels.STATUS_COLOURS[Status.FAIL])
     about = "Contained ones and breaches that went away without proof of recovery are among them."
     yield panels.count(
-        6,
-        "Open incidents",
-        about,
-        queries.at_least(f"count({queries.own('kc.incident')})"),
-        panels.STATUS_COLOURS[Status.FAIL],
+        6, "Open incidents", about, queries.known(queries.own("kc.incident")), panels.STATUS_COLOURS[Status.FAIL]
     )
     health = [panels.link("Health", f"/d/{HEALTH_UID}")]
     yield invalid_panel(12).span(2).data_links(health)

@@ -129,9 +129,9 @@ def now(expression: str) -> str:
     return f"({expression} or vector(0)) and on () ({_LIVES})"
 
 
-def at_least(expression: str) -> str:
-    """A number of what is wrong, like `now`; while a picked contract is not judged, what is known of the others."""
-    return f"({expression} > 0 and on () ({_LIVING})) or ({now(expression)})"
+def known(series: str) -> str:
+    """How many series there are of contracts that are judged; 0 only while every picked contract is."""
+    return f"count(({series}) and on ({label('kc.contract')}) ({_LIVING})) or (vector(0) and on () ({_LIVES}))"
 
 
 def since(*more: str) -> str:
