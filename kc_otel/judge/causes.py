@@ -131,18 +131,23 @@ def to_blame(limit: float, total: Part, kernel: Part, staleness: Part) -> str:
 def passes_against(verdicts: Sequence[Verdict], kernels: Iterable[KernelInfo]) -> dict[Cell, str]:
     """For cells that FAIL, say against which other training kernel the same version passes.
 
-    Nothing is said where another version passes against the one of the FAIL: the version may be to blame.
+    It is empty where another version passes against the one of the FAIL: the version may be to blame.
     """
     failing, found = selected(verdicts, {Status.FAIL}), dict[Cell, str]()
-    if not failing or len({cell.kernel_train for cell in cells_of(verdicts)}) < 2:
+    if not failing:
         return found
-    names, passing = kernel_names(kernels), defaultdict[tuple[str, str], list[Cell]](list)
-    for verdict in selected(verdicts, {Status.PASS}):
-        passing[verdict.cell.place].append(verdict.cell)
+    places, passing = {verdict.cell.place for verdict in failing}, defaultdict[tuple[str, str], list[Cell]](list)
+    for verdict in selected(verdicts, (), [cell for cell in cells_of(verdicts) if cell.place in places]):
+        if verdict.status is Status.PASS:
+            passing[verdict.cell.place].append(verdict.cell)
+    names: Mapping[tuple[str, str], str] = {}
     for cell in [verdict.cell for verdict in failing]:
         beside, train = passing[cell.place], cell.kernel_train
         others = [of.kernel_train for of in beside if of.kernel_inference == cell.kernel_inference]
-        if others and not any(of.kernel_train == train != of.kernel_inference for of in beside):
+        if any(of.kernel_train == train != of.kernel_inference for of in beside):
+            found[cell] = ""
+        elif others:
+            names = names or kernel_names(kernels)
             found[cell] = f"the same version passed against {names.get(('train', others[0]), others[0])}"
     return found
 

@@ -291,8 +291,9 @@ class FailEvidence:
         return any(held.failing or held.fault is not None for held in self.sides(whole_side(cell)))
 
     def _waits_for_all(self, cell: Cell, shared: Collection[str]) -> bool:
-        if cell in self._waiting:
-            return True
+        return cell in self._waiting or self._fails_beside_others(cell, shared)
+
+    def _fails_beside_others(self, cell: Cell, shared: Collection[str]) -> bool:
         own = self.alarmed.get(cell)
         return own is not None and cell.kernel_inference in shared and (own.failing or own.fault is not None)
 
@@ -301,7 +302,8 @@ class FailEvidence:
     ) -> list[Histogram]:
         """Return a failing cell's observations of a whole round, empty before its end; `gains` becomes theirs."""
         waiting = self._waiting.setdefault(cell, _Waiting(now, np.zeros(gains.shape), []))
-        if now - waiting.since >= 2.0 * self._heartbeat:  # nothing came for a while: what waits is of before that
+        late = now - waiting.since >= 2.0 * self._heartbeat
+        if late and self._fails_beside_others(cell, shared):  # nothing came for a while: what waits is of before that
             self._waiting[cell] = _Waiting(now, gains.copy(), [part])
             gains[:] = waiting.gains
             return waiting.parts

@@ -64,6 +64,8 @@ _MAX_ATTRIBUTE_CHARACTERS: Final = 1024
 _MAX_CHARACTERS_TOGETHER: Final = 8192
 """Characters that all names and values of a point may have."""
 _SENDER_ATTRIBUTES: Final = ("service.name", "host.name", "service.instance.id")
+_INSTANCE_ATTRIBUTES: Final = ("service.namespace", "service.name", "service.instance.id")
+"""They identify an instance of a service, by the semantic conventions of OpenTelemetry."""
 _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
 _MAX_SENDER_CHARACTERS: Final = 120
 """Longest text of a sender's attributes that is kept whole."""
@@ -466,12 +468,13 @@ def origin_of(resource: bytes, scope: bytes) -> PointOrigin:
 
 
 def resource_identity(attributes: Iterable[KeyValue]) -> bytes:
-    """Serialized identity of a resource: an instance id that is a UUID, or else all attributes.
+    """Serialized identity of a resource: its service and instance where that is a UUID, or else all attributes.
 
-    Nobody shares a UUID, and Collectors add attributes of their own, several of them different ones.
+    Collectors add attributes of their own, several of them different ones.
     """
-    made_up = [pair for pair in attributes if pair.key == "service.instance.id" and _UUID(pair.value.string_value)]
-    return b"\0".join(sorted(pair.SerializeToString() for pair in made_up or attributes))
+    instance = [pair for pair in attributes if pair.key in _INSTANCE_ATTRIBUTES]
+    unique = any(pair.key == "service.instance.id" and _UUID(pair.value.string_value) for pair in instance)
+    return b"\0".join(sorted(pair.SerializeToString() for pair in (instance if unique else attributes)))
 
 
 def digest_of(origin: bytes, tail: bytes) -> bytes:

@@ -193,7 +193,8 @@ class Evaluation:
     causes: Mapping[Cell, Causes] = field(default_factory=dict)
     """For cells on all traffic where older weights sampled some of it."""
     passes_against: Mapping[Cell, str] = field(default_factory=dict)
-    """For cells that FAIL while the same version passes against another training kernel, which one that is."""
+    """For cells that FAIL while the same version passes against another training kernel, which one that is; empty where
+    another version passes against theirs."""
 
     def step_of(self, cell: Cell) -> int | None:
         """The trainer's step that a cell was judged at; None where nobody tells it."""

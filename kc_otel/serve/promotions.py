@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.words import did_you_mean
+from kc_otel.contract.words import did_you_mean, listed
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Incident, IncidentState
@@ -337,7 +337,7 @@ def reasons_to_wait(
     reasons = [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in held.items()]
     found = [kernel for kernel in kernels if (kernel.role, kernel.version) == ("inference", version)]
     if not found and promotion.position.stage is not Stage.OFFLINE_CI:
-        others = ", ".join(kernel.version for kernel in kernels if kernel.role == "inference")
+        others = listed([kernel.version for kernel in kernels if kernel.role == "inference"])
         reasons.append(f"no inference kernel has reported by this name{f'; seen are {others}' * bool(others)}")
     reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, kernels)]
     reasons += [f"{row.what} of it are not judged: {row.text}" for row in missing if row.kernel_inference == version]

@@ -153,6 +153,10 @@ def test_a_recorder_behind_two_collectors_counts_once(contract: Any, sender: Any
         evaluator.ingest_metrics(request, now + 10 * turn)
     assert window_of(evaluator, cell(), now + 30).total == 4 * 50
     assert evaluator.stream_count == 1
+    other = source.request(now + 30, small(50))
+    other.resource_metrics[0].resource.attributes.add(key="service.namespace").value.string_value = "other"
+    evaluator.ingest_metrics(other, now + 30)
+    assert evaluator.stream_count == 2, "containers of a pod may share its id"
 
 
 @pytest.mark.parametrize("columns", [False, True])

@@ -649,6 +649,21 @@ def test_an_outage_of_the_evaluator_clears_no_alert(make_fleet):
     assert not fleet.core.firing()
 
 
+def test_a_trainer_with_long_steps_fails_at_its_first_bad_step_also_after_a_breach(make_fleet):
+    """What waits for other recorders' round waits only while the cell fails."""
+    fleet = make_fleet(text=TEXT.replace("window: 1m, long_window: 5m", "window: 15m, long_window: 1h"))
+
+    def step(drift: float) -> set[Status]:
+        fleet.run(110, broken=None, healthy=None)
+        fleet.run(STEP, broken=drift, healthy=0.001)
+        return {verdict.status for verdict, _ in fleet.core.history.cells()}
+
+    for drift in [0.001] * 4 + [0.4] * 2 + [0.001] * 30:
+        last = step(drift)
+    assert last == {Status.PASS}
+    assert step(0.4) == {Status.FAIL}
+
+
 def test_a_repaired_fleet_is_not_told_as_unproven_while_its_recorders_report_one_after_another(make_fleet):
     """Its alert ends before each has shown its end: the metric, the API and the events wait, as webhooks do."""
     fleet = make_fleet()
@@ -869,22 +884,25 @@ def test_an_outage_of_the_evaluator_is_no_silence_of_what_it_did_not_hear(make_f
     ] == []
 
 
-@pytest.mark.parametrize("tried", [False, True], ids=["alone", "beside a version that passes"])
-def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_against_the_old_one(make_fleet, tried):
-    """The message names both by the fields in which they differ; another version that passes clears it."""
-    fleet, new, version = make_fleet(), "d" * 12, "b" * 12
+@pytest.mark.parametrize("passing", ["at once", "later", "itself, later"])
+def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_against_the_old_one(make_fleet, passing):
+    """The message names both by the fields in which they differ; a version that passes, another or itself, clears it."""
+    new, version = "d" * 12, "b" * 12
+    fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     told = fleet.core.promotions
     fleet.run(60, healthy=0.001)
     told.tell("policy", version, "force", "ada", "it serves", fleet.now, stage=Stage.FULL, start=True)
     fleet.run(60, healthy=0.001)
     senders = [Sender(instance="new", train=new, start=fleet.now)]
-    senders += [Sender(instance="sound", train=new, inference="e" * 12, start=fleet.now)] * tried
+    sound = Sender(instance="sound", train=new, inference="e" * 12, start=fleet.now)
+    tried = passing == "at once"
+    senders += [sound] * tried
     kernels = [("a" * 12, "eager"), (new, "sdpa")]
 
     def trained(drift: float) -> list[ExportMetricsServiceRequest]:
         infos = [info_request(fleet.now, 1, "new", kernel, "train", of) for kernel, of in kernels]
-        sound = [fleet.report(sender, 0.001, version="e" * 12) for sender in senders[1:]]
-        return [*infos, *sound, fleet.report(senders[0], drift)]
+        passed = [fleet.report(sender, 0.001, version="e" * 12) for sender in senders[1:]]
+        return [*infos, *passed, fleet.report(senders[0], drift)]
 
     for seconds in (60, 600):
         fleet.feed(seconds, lambda: trained(0.4))
@@ -894,7 +912,10 @@ def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_a
     assert incident.extents[0][1].endswith(against) is not tried
     blamed = "Now: compare the training kernels, and roll back the one that changed"
     assert {body["kernelContract"]["next"].startswith(blamed) for body in fleet.told()} == {not tried}
-    if not tried:
+    if passing == "itself, later":
         fleet.feed(400, lambda: trained(0.001))
-        fleet.feed(60, lambda: trained(0.4))
-        assert not told.of("policy", version).full, "it passed against the new one, too"
+    senders += [sound] * (passing == "later")
+    fleet.feed(120, lambda: trained(0.4))
+    assert not told.of("policy", version).full
+    (incident,) = [of for of in fleet.core.incidents() if of.pair == (new, version)]
+    assert not incident.extents[0][1].endswith(against)

@@ -427,15 +427,21 @@ def test_a_breach_is_told_though_it_was_shorter_than_a_step_and_its_only_recorde
     ]
 
 
-def test_no_step_begins_because_of_a_run_that_has_ended(make_fleet: MakeFleet) -> None:
-    """Its last verdict is 100 s old when it shuts down, and outlasts it by more than the 20 s to the page."""
-    fleet = make_fleet(LATE_PAGE)
+@pytest.mark.parametrize("routes", [False, True])
+def test_no_step_begins_because_of_a_run_that_has_ended(make_fleet: MakeFleet, routes: bool) -> None:
+    """Its last verdict is 100 s old when it shuts down, and outlasts it by more than the 20 s to the page.
+
+    What only measures a kernel may end while that serves on: a step that orders a route begins.
+    """
+    fleet = make_fleet(LATE_PAGE.replace("{webhook: pager}", "{route: train-kernel}, {webhook: pager}", routes))
     fleet.run(60, broken=0.001)
     fleet.run(110, broken=0.4)
     shut_down(fleet)
     fleet.run(300)
     pages = [body for body in fleet.told() if body["receiver"] == "pager"]
-    assert [(page["status"], page["notification_reason"]) for page in pages] == [("firing", "unproven")]
+    assert (pages[0]["status"], pages[0]["notification_reason"]) == ("firing", "firing" if routes else "unproven")
+    assert len(pages) == 1 or routes
+    assert len(fleet.core.decisions.routes) == routes
 
 
 @pytest.mark.parametrize("away", [120.0, 3600.0])

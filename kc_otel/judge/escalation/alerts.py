@@ -275,7 +275,8 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
                 kept.append(replace(alert, counting=False))
                 continue
-            ended = step.on == "fail" and not alert.fires and tick.traffic.ended(*cell.pair)
+            lasts = any(action.kind in {"route", "hold-promotion"} for action in step.do)  # the kernel may serve on
+            ended = step.on == "fail" and not (alert.fires or lasts) and tick.traffic.ended(*cell.pair)
             more = 0.0 if ended else heard if alert.fires else passed
             after, is_edge = _after_verdict(alert, step, verdict, more, math.inf if away else long, now)
             if after is not None and is_edge:

@@ -146,7 +146,11 @@ def with_actions(
 
     A route that the table had before is not ordered again.
     """
-    ordered = {(route.contract, route.avoid, route.slice): route.since for route in table.routes if not dry_run}
+    ordered = {
+        (route.contract, route.avoid, route.slice): route.since
+        for route in table.routes
+        if not (dry_run or route.outdated)
+    }
 
     def at(edge: Alert, kind: str) -> float:
         place = edge.cell.contract, edge.cell.kernel_inference, edge.cell.slice
@@ -286,8 +290,10 @@ def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | No
         changed = row.slice != ALL and all(slice != row.slice for _, slice in quantities)
     cell = Cell(tick.contract.name, *place, *key[1:])
     cause = tick.evaluation.causes.get(cell) if key[0] == "fail" and row.until is None else None
-    against = "" if before is None else before.against
-    against = (key[0] == "fail" and tick.evaluation.passes_against.get(cell)) or against
+    lasts = before is not None and (broken is None or before.until is None)
+    against = before.against if before is not None and lasts else ""
+    if key[0] == "fail":
+        against = tick.evaluation.passes_against.get(cell, against)
     if (changed, against) == (row.changed, row.against) and cause is None:
         return row
     return replace(row, changed=changed, against=against, cause=row.cause if cause is None else cause.text)

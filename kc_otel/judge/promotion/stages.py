@@ -102,9 +102,9 @@ def decide(
 ) -> tuple[Tally, Decision]:
     """Return the tally after further evaluations, oldest first, and the decision if a kernel version leaves its stage.
 
-    Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not, unless that is
-    the training kernel's. Else wait while anything is missing. Else advance; a version in the last stage stays there,
-    and lacks nothing.
+    Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not, unless the
+    training kernel is to blame. Else wait while anything is missing. Else advance; a version in the last stage stays
+    there, and lacks nothing.
     """
     failed, own = dict[tuple[str, str, str], str](), Evaluation(0.0)
     for evaluation in evaluations:
@@ -139,9 +139,10 @@ def _counted(gate: GateSpec, tally: Tally, own: Evaluation) -> Tally:
 
     failing = [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]
     doubted = {verdict.cell.kernel_train for verdict in own.verdicts if verdict.status is not Status.PASS}
-    own_fault = {verdict.cell.kernel_train for verdict in failing if verdict.cell not in own.passes_against}
-    new = {verdict.cell.kernel_train for verdict in failing} - own_fault
-    tally = replace(tally, spared=tuple(sorted(doubted & {*tally.spared, *new})))
+    said = {verdict.cell: own.passes_against.get(verdict.cell) for verdict in failing}
+    new = {cell.kernel_train for cell in said} - {cell.kernel_train for cell, against in said.items() if not against}
+    sound = {cell.kernel_train for cell, against in said.items() if against == ""}
+    tally = replace(tally, spared=tuple(sorted(doubted & {*tally.spared, *new} - sound)))
     if failing := [verdict for verdict in failing if verdict.cell.kernel_train not in tally.spared]:
         return tally.after_fail(own.at, span(failing))
     if _missing(gate, own):
@@ -195,7 +196,7 @@ class Tally:
     seen: float | None = None
     spared: tuple[str, ...] = ()
     """Training kernels that a FAIL is due to: while the version failed against them, it passed against another. They
-    are so until it passes against them."""
+    are so until any version passes against them."""
 
     def after_pass(self, at: float, span: float, most_silence: float) -> Tally:
         """An evaluation in which everything that is asked for was PASS, on a window of `span` seconds.
