@@ -318,7 +318,7 @@ def _not_reproduced(contract: Contract, path: str, slice: str) -> list[str]:
         return []
     worst = max(broken, key=lambda verdict: verdict.estimate / verdict.limit if verdict.limit else 0.0)
     amount = f"{number(worst.estimate)} (clause {worst.cell.clause}, limit {number(worst.limit)})"
-    lead = f"these two programs do not reproduce the recording's drift of {amount}"
+    lead = f"these two programs show no cause of the recording's drift of {amount}"
     return [f"{lead}: they may not be the kernels that recorded it; compare versions, settings, weights and their age"]
 
 

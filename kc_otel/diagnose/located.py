@@ -289,7 +289,7 @@ def located_sentence(located: Located) -> str:
     if located.undecided:
         return f"undecided which operator it is: {located.undecided} ({seen})"
     if first is None or culprit is None:
-        return f"no operator differs by more than noise on {seen}"
+        return f"no operator differs by more than noise on {seen}: these two programs show no cause of the drift"
     said = [f"{'first divergence' if culprit is first else 'culprit'}: {finding_name(culprit)}"]
     if culprit.tensors:
         said.append(next(part for part in culprit.sentence.split("; ") if part.startswith("tensor ")))
