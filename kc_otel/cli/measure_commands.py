@@ -92,7 +92,7 @@ def import_files(
             logging.getLogger("kc_otel").info("waiting for %s", listed(missing))
         if finished := [path for path in files_of(filter(Path.exists, paths)) if path in ledger]:
             last = moment(max(known.at for path in finished if (known := ledger.measured(path))))
-            said = f"already imported to {loaded.name} at {last}: not measured again (--again does)"
+            said = f"already exported for {loaded.name} at {last}: not measured again (--again does)"
             show([f"{listed([*map(str, finished)])}: {said}"])
         with ExitStack() as closing:
             own = instance_of(paths[0]) if follow else None

@@ -17,6 +17,8 @@ from kc_otel.contract.words import MEASURED_LATER, listed
 from kc_otel.judge.promotion.stages import Stage
 
 _SIGNED: Final = ("hold", "force", "rollback")
+_IN_PROMOTION: Final = ("approve", "hold", "resume")
+"""Orders about a version in promotion: they start none, which would take a version that serves down to 0 %."""
 _POLL_SECONDS: Final = 1.0
 
 
@@ -82,7 +84,7 @@ def promote(
     if not orders:
         _look(url, contract, kernel, as_json=as_json)
     else:
-        body: dict[str, Any] = {"order": orders[0], "by": who, "why": why, "start": True}
+        body: dict[str, Any] = {"order": orders[0], "by": who, "why": why, "start": orders[0] not in _IN_PROMOTION}
         if stage := approve or force:
             body["stage"] = stage.value
         if evidence is not None:

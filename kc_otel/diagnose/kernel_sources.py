@@ -56,14 +56,13 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
 
 
 def two_kernels(train: str, infer: str, kernels: KernelSpecs) -> None:
-    """Refuse one checkpoint in one number format on both sides, whatever engine the contract declares."""
-    if not Path(infer).is_dir() or Path(train).resolve() != Path(infer).resolve():
+    """Refuse one kernel on both sides, whatever the contract declares; in two number formats a checkpoint is two."""
+    folder, sides = Path(infer), (kernels.train, kernels.inference)
+    if Path(train).resolve() != folder.resolve():
         return
-    sides = (kernels.train, kernels.inference)
-    if len({(_loaded(Path(infer), spec), _kv_format(spec.kv_cache_dtype)) for spec in sides}) == 1:
-        raise NotComparableError(
-            f"{infer}: is the training kernel, too; give the inference kernel, such as vllm:{infer}"
-        )
+    if not folder.is_dir() or len({(_loaded(folder, spec), _kv_format(spec.kv_cache_dtype)) for spec in sides}) == 1:
+        example = f", such as vllm:{infer}" if folder.is_dir() else ""
+        raise NotComparableError(f"{infer}: is the training kernel, too; give the inference kernel{example}")
 
 
 @contextmanager

@@ -34,6 +34,8 @@ Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
 
 _HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
 _MAX_BOUNDARIES: Final = 12
+_ROUGH: Final = (0.8, 1.25)
+"""Sums of the shares, as a share of the observed drift, outside of which they are rough."""
 
 
 class NotComparableError(ValueError):
@@ -132,8 +134,8 @@ class Located:
 
     @property
     def is_rough(self) -> bool:
-        """True if the parts sum to so much more or less than the observed drift that shares are rough."""
-        return not 0.8 <= self.explained <= 1.25
+        """True if the parts sum to much more or less than the observed drift."""
+        return not _ROUGH[0] <= self.explained <= _ROUGH[1]
 
 
 def between(error: Interval) -> str:
@@ -267,8 +269,7 @@ def _answer_lines(located: Located) -> Iterator[str]:
         yield f"culprit: {finding_name(located.culprit)}"
         yield f"  {located.culprit.sentence}"
         if located.shares and located.shares.whole:
-            largest = located.shares.components[0]
-            yield f"  {_share(largest)} of {located.metric} on {located.slice} comes from {largest.name}"
+            yield f"  {_largest_share(located, f' on {located.slice}')}"
         if first is not located.culprit:
             yield f"first divergence: {finding_name(first)}"
             yield f"  {first.sentence}"
@@ -288,14 +289,12 @@ def located_sentence(located: Located) -> str:
     if located.undecided:
         return f"undecided which operator it is: {located.undecided} ({seen})"
     if first is None or culprit is None:
-        return f"no operator differs by more than noise on {seen}"
+        return f"no operator differs by more than noise on {seen}: these two programs show no cause of the drift"
     said = [f"{'first divergence' if culprit is first else 'culprit'}: {finding_name(culprit)}"]
     if culprit.tensors:
         said.append(next(part for part in culprit.sentence.split("; ") if part.startswith("tensor ")))
     if located.shares and located.shares.whole:
-        largest = located.shares.components[0]
-        rough = " (roughly)" if located.is_rough else ""
-        said.append(f"{_share(largest)} of {located.metric} comes from {largest.name}{rough}")
+        said.append(_largest_share(located))
     if culprit is not first:
         said.append(f"first divergence: {finding_name(first)}")
     return f"{'; '.join(said)} ({seen})"
@@ -330,6 +329,16 @@ def _table(located: Located) -> Iterator[str]:
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else number(value)
+
+
+def _largest_share(located: Located, where: str = "") -> str:
+    """The largest share; of what the errors above noise make, where that is much less than the observed drift."""
+    assert located.shares
+    largest, drift = located.shares.components[0], f"{located.metric}{where}"
+    if located.explained < _ROUGH[0]:
+        drift = f"the {number(100 * located.explained)} % of {drift} that errors above noise make"
+    rough = " (roughly)" if located.is_rough else ""
+    return f"{_share(largest)} of {drift} comes from {largest.name}{rough}"
 
 
 def _share(component: ComponentShare) -> str:

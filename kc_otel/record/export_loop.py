@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 from opentelemetry import context
 from opentelemetry.sdk.metrics.export import (
+    ConsoleMetricExporter,
     Metric,
     MetricExporter,
     MetricExportResult,
@@ -162,7 +163,8 @@ class ExportLoop:
                 )
                 ticket, stopping = self._asked, self._stopping
             error = self._export()
-            if error is not None or self._exporters:  # what no exporter takes is not exported
+            # What no exporter takes, or a console shows, is not exported.
+            if error is not None or any(not isinstance(e, ConsoleMetricExporter) for e in self._exporters or ()):
                 self._source.exported(error)
             with self._changed:
                 self._answered, self._accepted = ticket, error is None

@@ -97,7 +97,8 @@ class Promotions:
         self._contract(contract)
         if (contract, version) not in self._known:
             self._seen(contract, version)
-            raise LookupError(f"kernel {version} is not in promotion under {contract}; start its promotion first")
+            said = f"`kc-otel promote {contract} {version}` says what starting it changes"
+            raise LookupError(f"kernel {version} is not in promotion under {contract}; {said}")
         return self._known[contract, version]
 
     def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:

@@ -150,7 +150,7 @@ def test_a_second_import_to_a_contract_measures_nothing_again(run, tmp_path):
     assert "of 2 sequences 2 measured" in run(*arguments)[1]
     code, out, _ = run(*arguments, width=200)
     assert (code, "0 files exported, 0 failed; of 0 sequences 0 measured" in out) == (0, True)
-    assert "token_exports/step_3/rank_0.jsonl: already imported to a at 20" in out
+    assert "token_exports/step_3/rank_0.jsonl: already exported for a at 20" in out
     assert "UTC: not measured again (--again does)" in out
     assert "of 2 sequences 2 measured" in run(*arguments, "--again")[1]
     assert "of 0 sequences 0 measured" in run(*arguments)[1]

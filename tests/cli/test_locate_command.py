@@ -74,7 +74,7 @@ def test_a_drift_of_the_recording_that_the_programs_lack_is_told(locate, tmp_pat
     (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, _ = locate("--slice", "code")
     assert code == 0
-    said = "note: these two programs do not reproduce the recording's drift of 0."
+    said = "note: these two programs show no cause of the recording's drift of 0."
     assert (said in out, "no culprit" in out) == (spread > 0, True)
 
 
@@ -169,7 +169,10 @@ def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, loc
 def test_where_nothing_is_found_the_incident_says_so(core, locate):
     assert locate("--incident", core.incidents()[0].id, infer="same")[0] == 0
     (found,) = core.incidents()[0].diagnoses
-    assert found.text == "no operator differs by more than noise on 8 sequences of code, 99 % confidence"
+    assert found.text == (
+        "no operator differs by more than noise on 8 sequences of code, 99 % confidence: these two programs show no "
+        "cause of the drift"
+    )
 
 
 @pytest.mark.usefixtures("answered")

@@ -70,6 +70,14 @@ def test_a_name_that_no_kernel_has_starts_nothing(run, driven):
     assert list(driven.core.promotions.all()) == []
 
 
+@pytest.mark.parametrize("order", [("--hold", "--why", "the weekend"), ("--resume",), ("--approve", "full")], ids=str)
+def test_an_order_about_a_promotion_starts_none(run, driven, order):
+    """The version may serve every request, and a promotion would take it down to none."""
+    code, _, err = run("promote", "policy", "v2", *order)
+    assert (code, "kernel v2 is not in promotion under policy" in err) == (2, True)
+    assert list(driven.core.promotions.all()) == []
+
+
 def test_offline_ci_waits_for_a_gate_and_for_no_windows():
     found = {"kernel": "v2", "share": 0.0, "status": "running", "windows": 0, "windows_needed": 2, "failed_windows": 0}
     found |= {"missing": ["no evidence of the offline stage"], "elsewhere": "", "hold": None, "reason": "ada starts it"}

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 
 from kc_otel.cli import measure_commands
 from kc_otel.record.kernel import Kernel
@@ -62,11 +63,13 @@ def test_requests_are_scored_by_a_function_and_leave_the_spool(run):
     assert "not comparable: 1 greedy" in out
 
 
-def test_requests_that_nothing_exports_stay_in_the_spool(run, monkeypatch):
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+@pytest.mark.parametrize("exporter", ["none", "console"])
+def test_requests_that_nothing_exports_stay_in_the_spool(run, monkeypatch, exporter):
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", exporter)
+    monkeypatch.setattr(environment, "metric_exporters", lambda _: (ConsoleMetricExporter(),))
     code, out, err = run("--scorer", "my_kernel.py:half_a_nat_less")
     assert (code, "3 left in the spool" in out) == (1, True)
-    assert "measured, not exported: OTEL_METRICS_EXPORTER=none sends nothing" in err
+    assert f"measured, not exported: OTEL_METRICS_EXPORTER={exporter} sends nothing" in err
 
 
 def test_a_rescorer_that_starts_again_is_the_same_recorder_and_never_ends_the_kernel(run, tmp_path, monkeypatch):

@@ -215,6 +215,19 @@ def test_captures_are_compared_on_the_sequences_of_the_slice(tmp_path, monkeypat
     assert "note: not checked, because captures do not say it: quantization fp8 of infer.capture" in whole.output
 
 
+@pytest.mark.parametrize("kernel", ["kernels.py:infer", "infer.capture"])
+def test_one_program_or_capture_on_both_sides_is_no_all_clear(tmp_path, monkeypatch, kernel):
+    """It does not differ from itself, whatever broke the contract."""
+    monkeypatch.chdir(tmp_path)
+    clauses = [{"id": "token-tv", "metric": "tv_token", "limit": 0.01}]
+    (tmp_path / "contract.yaml").write_text(contract_text("planted", statistical=clauses))
+    cli._register("locate")
+    sides = ("--train", kernel, "--infer", kernel, "--sequences", "tokens.jsonl")
+    result = CliRunner().invoke(cli.app, ("locate", "run", "contract.yaml", *sides))
+    assert result.exit_code == 2
+    assert f"{kernel}: is the training kernel, too; give the inference kernel\n" in result.output
+
+
 @pytest.mark.parametrize(("temperature", "named"), [(1.0, False), (0.9, True)])
 def test_what_is_sampled_from_inherits_the_rounding_of_the_logits(temperature, named):
     rng = np.random.default_rng(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -186,6 +188,10 @@ def test_a_difference_after_the_head_has_all_of_the_drift():
     found = locate(CONTRACT, kernel(), kernel(capped), GIVEN)
     assert [component.name for component in found.shares.components] == ["model_output"]
     assert found.explained == pytest.approx(1.0)
+    part = replace(found, observed=4.0 * found.observed)
+    said = "of the 25 % of tv_token that errors above noise make comes from model_output (roughly)"
+    assert said in located_sentence(part)
+    assert said.replace("tv_token", "tv_token on all") in "\n".join(located_lines(part))
 
 
 @THROUGH
