@@ -140,7 +140,7 @@ def passes_against(verdicts: Sequence[Verdict], kernels: Iterable[KernelInfo]) -
     for verdict in selected(verdicts, (), [cell for cell in cells_of(verdicts) if cell.place in places]):
         if verdict.status is Status.PASS:
             passing[verdict.cell.place].append(verdict.cell)
-    names: Mapping[tuple[str, str], str] = {}
+    names: dict[tuple[str, str], str] = {}
     for cell in [verdict.cell for verdict in failing]:
         beside, train = passing[cell.place], cell.kernel_train
         others = [of.kernel_train for of in beside if of.kernel_inference == cell.kernel_inference]

@@ -886,7 +886,7 @@ def test_an_outage_of_the_evaluator_is_no_silence_of_what_it_did_not_hear(make_f
 
 @pytest.mark.parametrize("passing", ["at once", "later", "itself, later"])
 def test_drift_against_a_new_training_kernel_rolls_no_version_back_that_passes_against_the_old_one(make_fleet, passing):
-    """The message names both by the fields in which they differ; a version that passes, another or itself, clears it."""
+    """The message names both by the fields in which they differ; any version that passes clears it."""
     new, version = "d" * 12, "b" * 12
     fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     told = fleet.core.promotions
