@@ -121,8 +121,10 @@ def run(
         slice = slice or ALL
         failing = _clause(promise, clause)
         from kc_otel.diagnose.captures import is_capture  # noqa: PLC0415 - torch
+        from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from, two_kernels  # noqa: PLC0415
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
+        two_kernels(train, infer, kernels := promise.kernels)
         captured = is_capture(Path(infer))
         given = read_sequences(sequences, contract=promise, slice=slice, most=sys.maxsize if captured else limit)
         arguments = settings_of("--engine", engine or ())
@@ -133,10 +135,8 @@ def run(
                 located = replace(located, notes=(*located.notes, unsliced))
         else:
             from kc_otel.diagnose.above_noise import enough_sequences  # noqa: PLC0415
-            from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from, two_kernels  # noqa: PLC0415
             from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
 
-            two_kernels(train, infer, kernels := promise.kernels)
             reference = torch_kernel_from(train, kernels.train)
             alpha = 1.0 - promise.observability.confidence
             enough_sequences(len(given), len(set(reference.named.values())), alpha)

@@ -56,9 +56,11 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
 
 
 def two_kernels(train: str, infer: str, kernels: KernelSpecs) -> None:
-    """Refuse one checkpoint in one number format on both sides, whatever engine the contract declares."""
-    if not Path(infer).is_dir() or Path(train).resolve() != Path(infer).resolve():
+    """Refuse one capture, or one checkpoint in one number format, on both sides, whatever the contract declares."""
+    if not Path(infer).exists() or Path(train).resolve() != Path(infer).resolve():
         return
+    if Path(infer).is_file():
+        raise NotComparableError(f"{infer}: is the training kernel, too; give a capture of the inference kernel")
     sides = (kernels.train, kernels.inference)
     if len({(_loaded(Path(infer), spec), _kv_format(spec.kv_cache_dtype)) for spec in sides}) == 1:
         raise NotComparableError(

@@ -204,12 +204,14 @@ def test_captures_are_compared_on_the_sequences_of_the_slice(tmp_path, monkeypat
         writer.seal()
     cli._register("locate")
 
-    def located(sequences, slice):
-        sides = ("--train", "train.capture", "--infer", "infer.capture", "--sequences", sequences, "--slice", slice)
+    def located(sequences, slice, train="train.capture"):
+        sides = ("--train", train, "--infer", "infer.capture", "--sequences", sequences, "--slice", slice)
         return CliRunner().invoke(cli.app, ("locate", "run", "contract.yaml", *sides))
 
     assert [located("tokens.jsonl", slice).exit_code for slice in ("code", "prose", "chat")] == [1, 0, 2]
     assert "slice prose: 12 sequences" in located("tokens.jsonl", "prose").output
+    itself = located("tokens.jsonl", "code", train="infer.capture")
+    assert (itself.exit_code, "infer.capture: is the training kernel, too" in itself.output) == (2, True)
     whole = located("infer.capture", "prose")
     assert (whole.exit_code, "all of them are taken for prose" in whole.output) == (1, True)
     assert "note: not checked, because captures do not say it: quantization fp8 of infer.capture" in whole.output
