@@ -68,6 +68,8 @@ def compare(
         log = log if promise is None else distinct(log)
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
         judged = judge(promise, parts, time.time()) if promise is not None else None
+        if judged is not None and judged.no_decision:
+            raise ValueError(f"{log.source}: {judged.no_decision}")
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
     data = comparison_data(log, parts, judged, confidence=confidence, clip=width)
     data["notes"] += repeats_notes(log) if promise is None else ()

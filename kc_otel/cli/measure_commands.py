@@ -70,7 +70,8 @@ def import_files(
     variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is
     exported with all its points; one of which some points are rejected is neither finished nor, without --again,
     imported again. A list in `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state, keeps files from being measured a
-    second time for the same contract. Exits with 1 when a file could not be imported or exported.
+    second time for the same contract. Exits with 1 when a file could not be imported or exported, or when no sequence
+    could be measured.
 
     Examples:
       kc-otel import rollouts --contract policy.yaml
@@ -114,10 +115,10 @@ def import_files(
             wanted = files_of(paths) if (stop.is_set() or importer.unexported) and not follow else []
             left = [path for path in wanted if path not in importer.totals.failed and path not in ledger]
             importer.finish()
-            show(_import_lines(importer, recorder.stats()))
+            show(_import_lines(importer, stats := recorder.stats()))
     if left:
         typer.echo(f"stopped: {len(left):,} files were not imported", err=True)
-    if importer.totals.failed or left:
+    if importer.totals.failed or left or (importer.totals.sequences and not stats.sequences):
         raise typer.Exit(1)
 
 

@@ -138,6 +138,8 @@ def _warnings(of: Remedy) -> Iterator[str]:
 def _why(of: Remedy, trainer: Trainer, worst: RemedyBound) -> str:
     if trainer not in of.lacking:
         return "the limit is exceeded"
+    if not worst.interval.samples:
+        return "this recording does not decide it"
     more = of.lacking[trainer]
     decided = "and more" if more is None else f"but at most {rounded(more):,} more"
     these = f"{of.unit}s like these on {place(worst.promise.slice)}"

@@ -169,6 +169,8 @@ def compare(
     )
     recording = distinct(assembled(table))
     judged = judge(promise, by_contract(recording, promise), time.time())
+    if judged.no_decision:
+        raise RecordingError(f"compare: {judged.no_decision}")
     ordered = sorted(judged.verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))
     return JudgedComparison(
         promise,

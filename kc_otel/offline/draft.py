@@ -258,7 +258,7 @@ def _with_margin(clause: Clause, own: Mapping[str, NoiseFloor], margin: float, s
     slices = {slice: higher for slice, higher in limits.items() if higher > limit}
     description = "The kernels are further apart than the accepted pair, by more than the margin."
     changed: dict[str, Any] = {"limit": limit, "slices": slices, "description": description}
-    derivation = f"{margin:.3g} x the drift of {source}: {_figure(own[ALL])}."
+    derivation = f"{margin:.3g} x the upper bound on the drift of {source}: {_figure(own[ALL])}."
     cap = cut(_CAP_IN_LIMITS * max(limit, *slices.values(), 0.0))
     if clause.id == _TV_CLAUSE_ID:
         changed |= {"unit": None, "cap": cap if cap < 1.0 else None}
@@ -386,8 +386,8 @@ def _text_of(draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Need
     asked = [clause.clause.id for clause in clauses if not clause.explains]
     critical, what = ([BUDGET], "The budget") if BUDGET in asked else (asked, "The kernels' distance")
     limits = (
-        f"Limits on tokens are the drift of the accepted pair in {source}, times a margin. `kc-otel gate plan` says "
-        "how much traffic decides them."
+        f"Limits on tokens are upper bounds on the drift of the accepted pair in {source}, times a margin. `kc-otel "
+        "gate plan` says how much traffic decides them."
     )
     slices = (f"  {_text(name)}: {{where: {_inline(where)}}}\n" for name, where in draft.slices.items())
     return _CONTRACT_TEMPLATE.format(

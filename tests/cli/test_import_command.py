@@ -126,6 +126,16 @@ def test_an_import_that_is_stopped_says_how_many_files_are_left(run, tmp_path, m
     assert (code, errors.splitlines()[-1]) == (1, "stopped: 2 files were not imported")
 
 
+def test_an_import_of_which_nothing_can_be_measured_has_exit_code_1(run, tmp_path):
+    """Sides that are equal under two number formats; the file was read and exported, as invalid input."""
+    formats = {"train": {"engine": "torch", "dtype": "float32"}, "inference": {"engine": "vllm", "dtype": "bfloat16"}}
+    (tmp_path / "contract.yaml").write_text(contract_text("a", kernels=formats, statistical=CLAUSES))
+    equal = line(seed=4)
+    (tmp_path / "equal.jsonl").write_text(json.dumps(equal | {"trainer_logprobs": equal["inference_logprobs"]}) + "\n")
+    code, out, _ = run("equal.jsonl", "--contract", "contract.yaml", width=300)
+    assert (code, "1 files exported, 0 failed; of 1 sequences 0 measured" in out) == (1, True)
+
+
 def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     nan, other = line(seed=4), line(80, seed=5)
     nan["trainer_logprobs"][3] = None

@@ -42,6 +42,18 @@ def sides():
     return train, inference, ["prose"] * 60 + ["code"] * 60
 
 
+def test_sides_that_are_equal_have_no_verdict_under_two_number_formats(contract, sides):
+    """As at a gate; what FAILs elsewhere is told."""
+    train, inference, task = sides
+    assert kc_otel.compare(inference, inference, contract=contract, slices={"task": task}).verdicts[0].status == "PASS"
+    formats = CONTRACT.replace("{engine: torch}", "{engine: vllm, dtype: float32}")
+    formats = load_text(formats.replace("{engine: vllm}", "{engine: vllm, dtype: bfloat16}"))
+    with pytest.raises(RecordingError, match=r"^compare: both sides have the same number"):
+        kc_otel.compare(inference, inference, contract=formats, slices={"task": task})
+    copied = np.concatenate([inference[:60], train[60:]])
+    assert kc_otel.compare(copied, inference, contract=formats, slices={"task": task}).status is Status.FAIL
+
+
 def test_verdicts_are_those_of_a_recording_and_its_text_has_each_and_what_is_not_judged(contract, sides, tmp_path):
     train, inference, task = sides
     found = kc_otel.compare(train, inference, contract=contract, slices={"task": task})

@@ -106,7 +106,7 @@ def test_the_comment_beside_a_limit_names_the_figure_that_it_comes_from():
     """The recording, its estimate and bound, and what they rest on."""
     written = write(draft(), recording(0.03))
     text = " ".join(written.text.replace("#", " ").split())
-    assert "2 x the drift of noise.npz: 0.0116, at most 0.0122, from 12,800 tokens." in text
+    assert "2 x the upper bound on the drift of noise.npz: 0.0116, at most 0.0122, from 12,800 tokens." in text
 
 
 @pytest.mark.parametrize(

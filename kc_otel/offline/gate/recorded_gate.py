@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from kc_otel.contract.model import NUMBER_FORMATS, OTHERWISE_REMEDY, Contract, declared_apart
+from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
@@ -28,7 +28,6 @@ from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedCl
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.checks import remarks
-from kc_otel.record.measure.rounding import NOT_TWO_FORMATS
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
 from kc_otel.recordings.recording_files import digest_of, load_recording
@@ -143,9 +142,9 @@ def gate_recordings(
         judged = judge(contract, by_contract(of.recording, contract), now, pair, anytime=terms.sequential)
         inputs.append(replace(of, sampling=values, judged=judged))
     decision = gate_decision(contract, [of.judged for of in inputs], pair[1], terms, now)
-    equal = [of.name for of in apart if of.recording.identical and decision.outcome is not GateOutcome.ROLLBACK]
-    if equal and declared_apart(contract.kernels, NUMBER_FORMATS):
-        raise ValueError(f"{', '.join(equal)}: no decision: {NOT_TWO_FORMATS}; {OTHERWISE_REMEDY}")
+    equal = next((of for of in inputs if of.judged.equal), None)
+    if equal is not None and decision.outcome is not GateOutcome.ROLLBACK:
+        raise ValueError(f"{equal.name}: no decision: {equal.judged.equal}")
     return OfflineGate(contract, *kernels, terms, tuple(inputs), decision, now)
 
 

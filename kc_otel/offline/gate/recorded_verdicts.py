@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.model import Assumptions, Contract
+from kc_otel.contract.model import NUMBER_FORMATS, OTHERWISE_REMEDY, Assumptions, Contract, declared_apart
 from kc_otel.contract.registry.clause_metrics import RECORDED, Origin, Unit
 from kc_otel.contract.slices import ALL, LAG, OF_TOKENS, OLDER, STALE
 from kc_otel.contract.units import format_duration
@@ -21,7 +21,9 @@ from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.statistics import broken_assumption
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Window
+from kc_otel.record.measure.blocks import RUN
 from kc_otel.record.measure.logits import LOGITS, logit_drift
+from kc_otel.record.measure.rounding import NOT_TWO_FORMATS, equal_sides
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, log_ratio, saturated
 from kc_otel.record.slice_table import Places, SliceTable
 from kc_otel.recordings.recording import GROUPS, PROMPT_IDS, Recording, step_of
@@ -195,7 +197,7 @@ class RecordingVerdicts:
     """A contract's verdicts on a recording, and the clauses that it cannot be judged by.
 
     No verdict rests on `unreadable` tokens; `unknown_rewards` count as the worst; `causes` split means by kernels and
-    age.
+    age. `equal` says where both sides are equal though two number formats are declared: nothing PASSes by that.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -205,6 +207,12 @@ class RecordingVerdicts:
     prompts: int | None = None
     causes: tuple[Causes, ...] = ()
     age_unknown: float = 0.0
+    equal: str = ""
+
+    @property
+    def no_decision(self) -> str:
+        """Reason for which nothing is decided; empty where a verdict is FAIL, whatever is equal elsewhere."""
+        return "" if any(verdict.status is Status.FAIL for verdict in self.verdicts) else self.equal
 
     @property
     def age_note(self) -> str:
@@ -226,6 +234,18 @@ class RecordingVerdicts:
             "assumes that sequences are independent, because it does not name the prompt of each; if some share one, "
             + remedy
         )
+
+
+def _equal(contract: Contract, parts: Mapping[str, Recording | None]) -> str:
+    """Say where both sides are equal under two number formats; a slice of few numbers or tokens is no evidence."""
+    apart = declared_apart(contract.kernels, NUMBER_FORMATS)
+    for name, part in parts.items() if apart else ():
+        if part is None or not part.identical:
+            continue
+        if name == ALL or (part.lengths.max() >= RUN and equal_sides(part.train, part.inference)):
+            where = "" if name == ALL else f"on slice {name} "
+            return f"{where}{NOT_TWO_FORMATS}; {OTHERWISE_REMEDY}"
+    return ""
 
 
 def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording | None]:
@@ -337,6 +357,7 @@ def judge(
         None if (prompts := known.recording.prompts) is None else int(prompts.max()) + 1,
         tuple(causes),
         float(unknown_in(known.recording).mean()),
+        _equal(contract, parts),
     )
 
 

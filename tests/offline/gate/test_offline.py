@@ -357,6 +357,13 @@ def test_sides_that_are_equal_are_not_two_number_formats():
         gated(copied, contract=fp8)
     assert gated(made, contract=fp8).decision.outcome == "advance"
     assert gated(recording(code=1.0, tasks=("code",)), copied, contract=fp8).decision.outcome == "rollback"
+    code = np.repeat([row["task"] == "code" for row in made.attributes], made.lengths)
+    of_slice = replace(made, train=np.where(code, made.inference, made.train))
+    assert gated(of_slice).decision.outcome == "advance"
+    with pytest.raises(
+        ValueError, match=r"^0\.npz: no decision: on slice code both sides have the same number at every"
+    ):
+        gated(of_slice, contract=fp8)
 
 
 def test_a_cap_on_series_leaves_no_slice_of_a_recording_out():

@@ -536,6 +536,14 @@ def test_drift_that_looks_like_a_temperature_is_remarked(temperature, side, nois
         assert f"the {side} side is surer of" in found, seed
 
 
+def test_a_slice_that_drifts_beside_one_that_does_not_is_no_copy_with_noise():
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        logits = texts(rng, (100, 128), 0.8) / 4.0
+        noise = np.where(np.arange(100) % 2, 1.5, 0.03)[:, None, None] * rng.standard_normal(logits.shape)
+        assert "may be a copy" not in said(*sampled(rng, logits, logits + noise)), seed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*HONEST, "garbage"])
 def test_drift_of_kernels_does_not_look_like_a_temperature(kind):
