@@ -352,13 +352,16 @@ class ContractState:
     def failed(self, slice: str, now: float, grid: int = SHORT) -> dict[Pair, Counter[str]]:
         """Sequences of a slice that failed an input check in the window, by kernel pair and reason.
 
-        Those whose slices nobody knows are of `all`.
+        Those whose slices nobody knows are of `all`, where at least as many fail as on any slice, counted there or not.
         """
         found: dict[Pair, Counter[str]] = {}
         of_slice = self.invalid(ALL) if slice == ALL else self.series_of(invalid_on(slice))
         for key, series in sorted(of_slice.items()):
             if count := self.counted(series, grid, now):
                 found.setdefault(key.pair, Counter())[key.slice] += count
+        for name in self.contract.slices if slice == ALL else ():
+            for pair, counts in self.failed(name, now, grid).items():
+                found[pair] = found.get(pair, Counter()) | counts
         return found
 
     def accepts(self, series: Series, histogram: Histogram) -> bool:

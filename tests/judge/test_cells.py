@@ -416,6 +416,13 @@ def test_too_many_sequences_of_a_slice_are_told_though_few_of_all_fail() -> None
     assert row.text.startswith("20 % of the sequences on slice code failed the input checks in the window, most of")
 
 
+def test_of_all_traffic_as_many_sequences_fail_as_on_any_slice_counted_there_or_not() -> None:
+    evaluator, pair = Evaluator([make_contract()]), ("a" * 12, "b" * 12)
+    for slice, count in (("all", 4), ("code", 10)):
+        evaluator.ingest_metrics(counted("nan_logprob", count, NOW - 5, NOW, pair, slice=slice), NOW)
+    assert evaluator.invalid_input("policy", NOW + 1) == {pair: {"nan_logprob": 10}}
+
+
 def test_reasons_that_are_as_frequent_are_told_in_the_same_order_by_every_process() -> None:
     evaluator, pair = Evaluator([make_contract(slices={})]), ("a" * 12, "b" * 12)
     for reason in ("unmeasured", "shape", "prompts", "nan_logprob", "sampler", "weights"):

@@ -6,6 +6,7 @@ What happens to them is planted, so it is known which kernel served, and how bad
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import tempfile
 import time
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -37,7 +39,7 @@ from tests.tools.api import api_of
 STEP, WINDOW, LONG_WINDOW, HEARTBEAT, STALE_AFTER = 15.0, 60.0, 300.0, 30.0, 120.0
 GOOD, BAD = 2.0**-10, 0.5
 TASKS = ("code", "prose", "chat")
-TRAIN = "a" * 12
+TRAIN, NEW_TRAIN = "a" * 12, "f" * 12
 TEXT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -55,7 +57,7 @@ ESCALATION
 """
 ESCALATION = {
     "policy": """\
-  - {on: fail, clear_for: 10s, severity: critical, do: [{route: train-kernel}, {webhook: pager}, hold-promotion]}
+  - {on: fail, clear_for: 40s, severity: critical, do: [{route: train-kernel}, {webhook: pager}, hold-promotion]}
   - {on: fail, for: 40s, repeat: 10m, do: [{webhook: chat}, halt]}
   - {on: no-data, for: 30s, do: [{webhook: chat}]}
   - {on: invalid-input, do: [{webhook: pager}]}
@@ -105,6 +107,7 @@ class Pod:
     contract: str
     terms: Terms
     version: str
+    train: str
     cumulative: bool
     started: float
     began: float = 0.0
@@ -142,14 +145,15 @@ class Pod:
                 self.pending[slice][0] += tokens - bad
                 self.pending[slice][1] += bad
 
-    def export(self, now: float, *, ends: bool = False) -> ExportMetricsServiceRequest:
-        """What it says now; the counts that it has not said yet are taken by `taken`."""
+    def export(self, now: float, *, ends: bool = False, host: str = "") -> ExportMetricsServiceRequest:
+        """What it says now, by way of a Collector's host; the counts that it has not said yet are taken by `taken`."""
         message = ExportMetricsServiceRequest()
         of = message.resource_metrics.add()
-        of.resource.attributes.add(key="service.instance.id").value.string_value = self.name
+        for key, value in {"service.instance.id": self.name, **({"host.name": host} if host else {})}.items():
+            of.resource.attributes.add(key=key).value.string_value = value
         scope = of.scope_metrics.add()
         scope.scope.CopyFrom(_scope(self.contract, self.terms))
-        pair = {"contract": self.contract, "kernel.train": TRAIN, "kernel.inference": self.version}
+        pair = {"contract": self.contract, "kernel.train": self.train, "kernel.inference": self.version}
         data = scope.metrics.add(name="kc.drift.tv_token", unit="1").exponential_histogram
         data.aggregation_temporality = 2 if self.cumulative else 1
         start = self.began or now if self.cumulative else self.last_report or self.started
@@ -167,15 +171,21 @@ class Pod:
         if self.failing or self.new_failing:
             bad = scope.metrics.add(name="kc.input.invalid", unit="1").sum
             bad.aggregation_temporality, bad.is_monotonic = 2, True
+            prompts = scope.metrics.add(name="kc.sampling.rollouts", unit="1").exponential_histogram
+            prompts.aggregation_temporality = 2
             for slice in {**self.failing, **self.new_failing}:
                 many = self.failing[slice] + self.new_failing[slice]
-                if slice == "all":
-                    continue
-                point = bad.data_points.add(start_time_unix_nano=ns(self.started), time_unix_nano=ns(now), as_int=many)
-                _named(point, **pair, reason="nan_logprob", slice=slice)
+                points = [prompts.data_points.add(count=many, sum=many, min=1.0, max=1.0)]
+                points[0].positive.offset = -1
+                points[0].positive.bucket_counts.append(many)
+                if slice != "all" or self.cumulative:
+                    points.append(bad.data_points.add(as_int=many))
+                for point in points:
+                    point.start_time_unix_nano, point.time_unix_nano = ns(self.started), ns(now)
+                    _named(point, **pair, reason="nan_logprob", slice=slice)
         info = scope.metrics.add(name="kc.kernel.info", unit="1").gauge
         for role, version, engine, dtype in (
-            ("train", TRAIN, "torch", "float32"),
+            ("train", self.train, "torch", "float32"),
             ("inference", self.version, "vllm", "bfloat16"),
         ):
             point = info.data_points.add(time_unix_nano=ns(now), as_int=int(not ends))
@@ -284,7 +294,9 @@ class Town:
         self.bad: dict[tuple[str, str], float] = {}
         """Share of the tokens that drift, by version and task."""
         self.stable, self.candidate, self.around = "b" * 12, "", False
-        self.mirrored = False
+        self.mirrored = self.collectors = False
+        self.opened, self.left = -math.inf, self.now
+        """Since when there has been no outage of the evaluator longer than a heartbeat, and when it was killed last."""
         self.down: set[str] = set()
         self.delivered: list[tuple[str, bytes]] = []
         self.names = 0
@@ -293,6 +305,7 @@ class Town:
     # The evaluator
 
     def open(self) -> Core:
+        self.opened = self.now if self.now - self.left > HEARTBEAT else self.opened
         self.connection = open_state(self.folder / "state.sqlite")
         self.connection.execute("PRAGMA synchronous=OFF")  # a killed process loses nothing by it, and it is quick
         contracts = [terms.contract(name) for name, terms in self.terms.items()]
@@ -305,7 +318,7 @@ class Town:
     def kill(self) -> None:
         if self.core is not None:
             self.connection.close()
-            self.core = None
+            self.core, self.left = None, self.now
 
     def ask(self, method: str, path: str, params: Any = None, **_: Any) -> httpx.Response:
         """What the evaluator's API answers."""
@@ -352,9 +365,10 @@ class Town:
 
     # Processes
 
-    def new_pod(self, version: str, contract: str = "policy") -> Pod:
+    def new_pod(self, version: str, contract: str = "policy", train: str = TRAIN) -> Pod:
         self.names += 1
-        pod = Pod(f"{contract}-{self.names}", contract, self.terms[contract], version, self.names % 2 == 1, self.now)
+        name, cumulative = f"{UUID(int=self.names)}", self.names % 2 == 1
+        pod = Pod(name, contract, self.terms[contract], version, train, cumulative, self.now)
         self.pods.append(pod)
         return pod
 
@@ -373,7 +387,8 @@ class Town:
             if not pod.cumulative:
                 pod.pending.clear()  # nobody repeats them for long
             return False
-        request = pod.export(self.now, ends=ends)
+        host = f"host-{round(self.now - NOW) // round(STEP) % 2}" if self.collectors else ""
+        request = pod.export(self.now, ends=ends, host=host)
         taken = self.core.evaluator.columns_of(request.SerializeToString(), 1000)
         result = self.core.metrics(request if taken is None else taken, self.now)
         redefined = {"code"} if pod.terms.code != self.terms[pod.contract].code else set[str]()

@@ -27,7 +27,8 @@ on which its step acts as on the first one.
 
 Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
 clock may jump back) and never more than the contract's window, for which alone a verdict speaks. Nothing is added to
-what is pending of a run that has ended. Firing and resolving are edges: what has fired resolves once.
+what is pending of a run that has ended, and a cell is not missed before the evaluator has listened for a heartbeat
+again. Firing and resolving are edges: what has fired resolves once.
 
 A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It does not affect
 routes, quarantines, holds and halts, which act on kernels and not on notifications. An acknowledgement says that
@@ -249,12 +250,13 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
     by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
     passed, long = state.passed(now, contract.observability.window), contract.observability.long_window
-    heard = min(passed, now - tick.traffic.listening)  # an outage clears nothing
+    heard = min(passed, now - tick.traffic.listening)  # an outage clears nothing, and is no silence
     edges = [alert.resolved(now, end=CHANGED) for alert in state.firing if alert.step not in keys]
     kept: list[Alert] = []
     for key, step in zip(keys, contract.escalation, strict=True):
         watched = _watched(tick, step, by_cell)
-        cells = {cell for cell, verdict in watched.items() if verdict.status is FAULTS[step.on].status}
+        deaf = step.on == "no-data" and now - tick.traffic.listening < tick.traffic.heartbeat
+        cells = {cell for cell, verdict in watched.items() if verdict.status is FAULTS[step.on].status and not deaf}
         cells |= {cell for at_step, cell in known if at_step == key}
         for cell in sorted(cells):
             before, verdict = known.get((key, cell)), watched.get(cell)
@@ -277,7 +279,7 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
                 continue
             lasts = any(action.kind in {"route", "hold-promotion"} for action in step.do)  # the kernel may serve on
             ended = step.on == "fail" and not (alert.fires or lasts) and tick.traffic.ended(*cell.pair)
-            more = 0.0 if ended else heard if alert.fires else passed
+            more = 0.0 if ended else heard if alert.fires or step.on == "no-data" else passed
             after, is_edge = _after_verdict(alert, step, verdict, more, math.inf if away else long, now)
             if after is not None and is_edge:
                 gone = step.on == "no-data" and not after.fires and verdict is None
