@@ -476,6 +476,9 @@ def _due_message(
     contained = incident is not None and incident.state is IncidentState.CONTAINED
     uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
 
+    def lasts(alert: Alert) -> bool:
+        return incident is not None and alert.cell.place in {(cell.clause, cell.slice) for cell in incident.broken}
+
     def unproven(told: ToldAlert) -> bool:
         # That its step left the contract says nothing of the breach while another alert of it fires.
         return incident is not None and incident.unproven(*told.alert.cell.place, held=told.alert.end == CHANGED)
@@ -497,8 +500,9 @@ def _due_message(
     ready, ended, away = ([told.alert for told, what in rows if what == of] for of in ("firing", "ended", "unproven"))
     lasting = any(told.known and what != "ended" for told, what in rows)
     over = bool(ended) and not (lasting or ready or away)
-    if over and not contained and any(not told.known and told.alert.step != ROLLED_BACK for told, _ in rows):
-        # A receiver closes the incident on its end, so that waits for what a silence keeps from it.
+    silenced = any(not told.known and told.alert.step != ROLLED_BACK for told, _ in rows)
+    if over and not contained and (silenced or any(lasts(told.alert) for told, _ in rows)):
+        # A receiver closes the incident on its end, so that waits for what a silence or another step's alert holds.
         return replace(group, alerts=tuple(told for told, _ in rows)), None
     reasons = {news.urgent.get(edge.fingerprint) for edge in ready}
     reasons |= {MessageReason.ROLLED_BACK for edge in ready if edge.step == ROLLED_BACK}

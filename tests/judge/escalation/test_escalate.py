@@ -115,6 +115,16 @@ def test_the_body_says_why_it_is_sent(pager):
         assert again["alerts"][0][name] == first["alerts"][0][name]
 
 
+def test_an_endpoint_whose_alert_ends_first_is_told_of_the_end_of_the_breach(make_contract, make_verdict):
+    """While the alert of another step still fires, the breach is not over for anybody."""
+    first = {"on": "fail", "severity": "warning", "do": [{"webhook": "chat"}]}
+    second = {"on": "fail", "clear_for": "10m", "severity": "critical", "do": [{"webhook": "pager"}]}
+    team = Pager(make_contract([first, second]), make_verdict)
+    team.tick(0, code="FAIL")
+    ends = [("chat", "resolved", 0, 1, 0), ("pager", "resolved", 0, 1, 0)]
+    assert [team.tick(300, code="PASS") for _ in range(3)] == [[], [], ends]
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_run_that_ended_in_order_is_told_once_and_asks_for_nothing(make_contract, make_verdict, ended):
     """A recorder that fell silent without a word may be down: that is repeated."""
