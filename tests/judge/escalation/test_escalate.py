@@ -143,7 +143,7 @@ def test_a_run_that_ended_in_order_is_told_once_and_asks_for_nothing(make_contra
     remedy = "Now: nothing, if that was intended; otherwise start it again."
     if not ended:
         impact = "Nothing monitors slice code: a fault there goes unseen."
-        remedy = "Now: check that the traffic and the exports of the recorders still run."
+        remedy = "Now: check the traffic, the recorders' exports and the contract that they apply."
     assert (said["impact"], said["next"]) == (impact, remedy)
     assert alert.startswith(impact)
     assert remedy in alert
