@@ -206,8 +206,8 @@ def _ending(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
         case "fail":
             return f"{cell.clause} on {where} is {_breach_over(edge, incident, row, of)}"
         case "no-data":
-            said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, but are invalid"}
-            return f"data for {cell.clause} on {where}{of} {edge.end or said.get(last.status, 'arrive again')}"
+            said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "are arriving, but invalid"}
+            return f"data for {cell.clause} on {where}{of} {edge.end or said.get(last.status, 'are arriving')}"
         case "inconclusive":
             return f"{cell.clause} on {where} is no longer undecided{of}"
     closing = "" if incident is None or row is None or row.refuted else incident.closing
