@@ -148,7 +148,9 @@ def restored(promotion: Promotion, version: str, now: float, newest: float) -> M
 
     `newest` is the time of its newest observation; -inf for none.
     """
-    measured = f"it was measured last at {moment(newest)}" if newest > 0 else "nothing of it is measured any more"
+    measured = (
+        f"until then it was measured last at {moment(newest)}" if newest > 0 else "nothing of it was measured then"
+    )
     message = f"{promotion.version} is full again: {version} was rolled back; {measured}"
     status, tally = PromotionStatus.RUNNING, _tally_from(now, failing=True)
     return _moved(promotion, MoveKind.RESTORE, now, message, position=promotion.position, status=status, tally=tally)
