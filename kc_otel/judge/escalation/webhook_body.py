@@ -378,7 +378,8 @@ def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
 
 def _lifting_sentence(commands: Sequence[str]) -> str:
     """Return how to end what is left of a breach that is over, in a sentence; empty where nothing is."""
-    return f"Now: once the kernel is trusted again, run {listed([f'`{line}`' for line in commands])}." * bool(commands)
+    run = listed([f"`{line}`" for line in commands])
+    return f"Now: once the kernel is trusted again or serves nobody, run {run}." * bool(commands)
 
 
 def _shows(edge: Alert) -> bool:
