@@ -95,7 +95,7 @@ def test_a_clause_on_latency_waits_only_where_servers_say_which_version_it_is_of
     assert promotion.position.stage is Stage.CANARY
     assert move.message.endswith("; nothing says which version ttft is of")
     promotion, move = after("trainA", "another")
-    assert (promotion.missing[0], move) == ("ttft on all: no verdict yet", None)
+    assert (promotion.missing[0], move) == ("ttft on all: no verdict", None)
 
 
 def test_a_replaced_version_that_still_serves_is_rolled_back_as_any_other(terms):
