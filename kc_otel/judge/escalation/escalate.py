@@ -477,7 +477,8 @@ def _due_message(
     uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
 
     def lasts(alert: Alert) -> bool:
-        return incident is not None and alert.cell.place in {(cell.clause, cell.slice) for cell in incident.broken}
+        broken = {(cell.clause, cell.slice) for cell in incident.broken} if incident is not None else set()
+        return alert.verdict.status is Status.PASS and alert.cell.place in broken
 
     def unproven(told: ToldAlert) -> bool:
         # That its step left the contract says nothing of the breach while another alert of it fires.

@@ -123,6 +123,10 @@ def test_an_endpoint_whose_alert_ends_first_is_told_of_the_end_of_the_breach(mak
     team.tick(0, code="FAIL")
     ends = [("chat", "resolved", 0, 1, 0), ("pager", "resolved", 0, 1, 0)]
     assert [team.tick(300, code="PASS") for _ in range(3)] == [[], [], ends]
+    # An end of its run is told at once.
+    team.tick(60, code="FAIL")
+    ended = replace(make_verdict("NO_DATA"), ended=True)
+    assert [message.endpoint for message in team.evaluate(team.now + 60, [ended]).messages] == ["chat"]
 
 
 @pytest.mark.parametrize("ended", [True, False])
