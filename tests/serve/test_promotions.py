@@ -494,6 +494,11 @@ def test_a_breach_of_a_rolled_back_version_is_told_as_over_though_its_route_rema
     assert incident.only_route_left
     body = paged(driven.core)[-1]
     assert (body["status"], body["kernelContract"]["reason"]) == ("resolved", "resolved")
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "fixed", 901.0)
+    driven.tick(960, v2="PASS")
+    lift = "end it by kc-otel route resume policy --slice code --why '...'"
+    waits = driven.core.promotions.of("policy", "v2").missing[0]
+    assert waits == f"held: incident {incident.id} of it is over but for its route: {lift}"
 
 
 def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow):
