@@ -487,7 +487,8 @@ def _due_message(
     def news_of(told: ToldAlert) -> Known | Literal["ended"]:
         alert, muted = told.alert, bool(news.people.silencing(told.alert.cell, now))
         if alert.fires:
-            again = uncontained or news.urgent.get(alert.fingerprint) is MessageReason.REMINDER
+            reminded = news.urgent.get(alert.fingerprint) is MessageReason.REMINDER
+            again = reminded or (uncontained and alert.step != ROLLED_BACK)  # it may have been started again
             return "firing" if (told.waits or again) and not muted else ""
         if told.known and (contained or not unproven(told)):
             return "ended"
