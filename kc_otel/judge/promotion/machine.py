@@ -148,10 +148,8 @@ def restored(promotion: Promotion, version: str, now: float, newest: float) -> M
 
     `newest` is the time of its newest observation; -inf for none.
     """
-    measured = (
-        f"until then it was measured last at {moment(newest)}" if newest > 0 else "nothing of it was measured then"
-    )
-    message = f"{promotion.version} is full again: {version} was rolled back; {measured}"
+    measured = f"it had been measured last at {moment(newest)}" if newest > 0 else "nothing of it was measured"
+    message = f"{promotion.version} is full again: {version} was rolled back; by then {measured}"
     status, tally = PromotionStatus.RUNNING, _tally_from(now, failing=True)
     return _moved(promotion, MoveKind.RESTORE, now, message, position=promotion.position, status=status, tally=tally)
 
