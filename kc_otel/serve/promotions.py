@@ -215,8 +215,7 @@ class Promotions:
             if other.version != version and on_its_way:
                 raise OrderError(f"{other.version} is in promotion, in {other.position}; one version goes at a time")
         previous = self._known.get((contract, version))
-        failing = self.latest(contract).fails(version)
-        return machine.begin(self._contract(contract), version, by, now, previous=previous, failing=failing)
+        return machine.begin(self._contract(contract), version, by, now, previous=previous)
 
     def _put(
         self, contract: Contract, moved: Sequence[Moved], now: float, handed_over: Mapping[str, Any] | None
