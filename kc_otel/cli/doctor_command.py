@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import entry_points
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -360,16 +361,16 @@ def _lacking(contract: str, observed: Sequence[Mapping[str, Any]]) -> Iterator[F
 
 
 def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield the clauses and slices without data, and why: whole clauses first, then slices never matched."""
+    """Yield the clauses and slices without data, and why: whole clauses first, then slices without a match."""
     for contract in served:
         own = [verdict for verdict in verdicts if verdict["contract"] == contract["name"] and not verdict["gone"]]
         absent = [verdict for verdict in own if verdict["slice"] == "all" and verdict["status"] in _NOT_JUDGED]
-        for status, reason in dict.fromkeys((verdict["status"], verdict["reason"]) for verdict in absent):
-            those = [verdict for verdict in absent if verdict["reason"] == reason]
-            clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in those))
-            kept_away = all(verdict["no_traffic"] for verdict in those)
-            level = "warning" if kept_away or reason.startswith(_MEANT) else "error"
-            yield Finding(level, f"{contract['name']}: no {_NOT_JUDGED[status]} for {clauses}", reason)
+        fate = itemgetter("status", "reason", "no_traffic")
+        for status, reason, away in dict.fromkeys(map(fate, absent)):
+            clauses = ", ".join(dict.fromkeys(of["clause"] for of in absent if fate(of) == (status, reason, away)))
+            level = "warning" if away or reason.startswith(_MEANT) else "error"
+            why = "routers keep the requests from this kernel, as ordered; see kc-otel status" if away else reason
+            yield Finding(level, f"{contract['name']}: no {_NOT_JUDGED[status]} for {clauses}", why)
         yield from _lacking(contract["name"], [verdict for verdict in own if verdict["observed"]])
         measured = {verdict["clause"] for verdict in own if verdict["observed"] and verdict["slice"] == "all"}
         if not measured:
@@ -382,7 +383,7 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
                 reasons = (verdict["reason"] for verdict in there if not verdict["reason"].startswith(NO_REPORT))
                 why = next((why for reason in reasons if (why := reason.partition("; ")[2])), "")
                 yield _warning(
-                    f"{contract['name']}: slice {slice} never matched ({asked})",
+                    f"{contract['name']}: slice {slice} matches nothing that is measured ({asked})",
                     why
                     or "pass these attributes with every comparison, spelled as in the contract; `kc-otel check` says "
                     "whether max_series leaves room for it",

@@ -26,7 +26,7 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
         "training kernel",
         "train-kernel": "compare the training kernels, and roll back the one that changed: the same version passed "
         "against another",
-        "no-data": "check that the traffic and the exports of the recorders still run",
+        "no-data": "check the traffic, the recorders' exports and the contract that they apply",
         "inconclusive": "wait for more samples, or raise `sampling`",
         "invalid-input": "fix the input that the checks name, and do not judge drift before that",
         "rolled-back": "check that no router, pin or mirror sends it traffic",

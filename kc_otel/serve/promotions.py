@@ -16,7 +16,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.words import did_you_mean, listed
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.incidents.incident import OF_RECORDERS, Incident, IncidentState
+from kc_otel.judge.incidents.incident import OF_RECORDERS, Incident, IncidentState, lifting_commands
 from kc_otel.judge.plain_json import not_later, read_json, to_json
 from kc_otel.judge.point_streams import Missing
 from kc_otel.judge.promotion import machine
@@ -216,8 +216,7 @@ class Promotions:
             if other.version != version and on_its_way:
                 raise OrderError(f"{other.version} is in promotion, in {other.position}; one version goes at a time")
         previous = self._known.get((contract, version))
-        failing = self.latest(contract).fails(version)
-        return machine.begin(self._contract(contract), version, by, now, previous=previous, failing=failing)
+        return machine.begin(self._contract(contract), version, by, now, previous=previous)
 
     def _put(
         self, contract: Contract, moved: Sequence[Moved], now: float, handed_over: Mapping[str, Any] | None
@@ -342,11 +341,12 @@ def reasons_to_wait(
         reasons.append(f"no inference kernel has reported by this name{f'; seen are {others}' * bool(others)}")
     reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, kernels)]
     reasons += [f"{row.what} of it are not judged: {row.text}" for row in missing if row.kernel_inference == version]
-    reasons += [
-        f"incident {incident.id} of it is not over: {incident.headline}; {incident.state_text[:1].lower()}"
-        f"{incident.state_text[1:]}"
-        for incident in incidents
-        if incident.kernel_inference == version and incident.on in OF_RECORDERS
-        if incident.state in {IncidentState.BROKEN, IncidentState.UNPROVEN}
-    ]
+    for incident in incidents:
+        open = incident.state in {IncidentState.BROKEN, IncidentState.UNPROVEN}
+        if not open or incident.kernel_inference != version or incident.on not in OF_RECORDERS:
+            continue
+        said = f"is not over: {incident.headline}; {incident.state_text[:1].lower()}{incident.state_text[1:]}"
+        if incident.only_route_left:
+            said = f"is over but for its route: end it by {listed(lifting_commands(incident, decisions))}"
+        reasons.append(f"incident {incident.id} of it {said}")
     return reasons + [silent] * bool(silent)

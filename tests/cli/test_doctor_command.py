@@ -240,11 +240,11 @@ def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
         "2 points were rejected or not judged: unknown_contract",
         "2 points were rejected or not judged: unknown_slice",
         "policy: no data for logits",
-        "policy: slice code never matched (task: code)",
+        "policy: slice code matches nothing that is measured (task: code)",
     ):
         assert any(said in sentence for sentence in found), (said, found)
     assert len(found) == 7
-    assert not any("never matched" in said for said in errors(iter(running().findings())))
+    assert not any("matches nothing" in said for said in errors(iter(running().findings())))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,20 @@ def test_a_slice_without_data_has_the_remedy_of_its_verdict(why: str, remedy: st
     verdicts[:0] = [{**never, "slice": slice} for slice in ("all", "code")]  # of which the slice tells nothing
     health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": []}
     found = list(of_evaluator(health | {"requests": {}, "points": {}}, served, verdicts, 100.0))
-    assert [finding.remedy.startswith(remedy) for finding in found if "never matched" in finding.what] == [True]
+    assert [finding.remedy.startswith(remedy) for finding in found if "matches nothing" in finding.what] == [True]
+
+
+def test_a_kernel_that_gets_no_requests_as_ordered_is_no_error() -> None:
+    """The page and `status` say NO TRAFFIC."""
+    served = [{"name": "policy", "slices": {}, "kernels": []}]
+    cell = {"contract": "policy", "clause": "tv", "slice": "all", "kernel_inference": "b", "kernel_train": "a"}
+    verdict = cell | {"status": "NO_DATA", "observed": True, "reason": "no observations", "gone": False}
+    health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": [], "points": {}}
+    for ordered, level, why in ((True, "warning", "routers keep the requests"), (False, "error", "no observations")):
+        cells = [verdict | {"no_traffic": ordered}]
+        found = {finding.what: finding for finding in of_evaluator(health | {"requests": {}}, served, cells, 100.0)}
+        lacking = found["policy: no data for tv"]
+        assert (lacking.level, lacking.remedy.startswith(why)) == (level, True)
 
 
 def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contract: Contract) -> None:
@@ -301,13 +314,22 @@ def test_no_cause_of_malformed_points_is_made_up() -> None:
 def test_a_slice_whose_sequences_fail_their_checks_has_matched() -> None:
     health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": [], "requests": {}}
     served = [{"name": "policy", "kernels": [], "slices": {"code": {"task": "code"}, "long": {"task": "long"}}}]
-    pair = {"contract": "policy", "clause": "token-tv", "kernel_train": "a", "kernel_inference": "b", "gone": False}
+    pair = {
+        "contract": "policy",
+        "clause": "token-tv",
+        "kernel_train": "a",
+        "kernel_inference": "b",
+        "gone": False,
+        "no_traffic": False,
+    }
     verdicts = [
         pair | {"slice": slice, "status": status, "observed": status == "PASS", "reason": ""}
         for slice, status in (("all", "PASS"), ("code", "INVALID_INPUT"), ("long", "NO_DATA"))
     ]
     found = [finding.what for finding in of_evaluator(health | {"points": {}}, served, verdicts, 100.0)]
-    assert [said for said in found if "never matched" in said] == ["policy: slice long never matched (task: long)"]
+    assert [said for said in found if "matches nothing" in said] == [
+        "policy: slice long matches nothing that is measured (task: long)"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_the_version_before_one_that_is_rolled_back_is_full_again(driven):
     driven.tick(4, v2="FAIL", v3="FAIL")
     assert [promoted.version for promoted in driven.core.decisions.promoted] == ["v2"]
     assert (driven.shares(), told.of("policy", "v2").full) == ({"v3": 0.0, "v4": 0.0}, True)
-    again = "is full again: v3 was rolled back; nothing of it is measured any more"
+    again = "is full again: v3 was rolled back; by then nothing of it was measured"
     assert told.of("policy", "v2").reason == [event["message"] for event in driven.events()][-1] == f"v2 {again}"
     told.tell("policy", "v4", "rollback", "ada", "not now", 5.0)
     assert len([promotion for promotion in told.all() if promotion.full]) == 1, "v4 had replaced none"
@@ -192,7 +192,7 @@ def test_the_version_before_one_that_is_rolled_back_is_full_again(driven):
     assert told.of("policy", "v2").full, "what failed already is known"
     driven.tick(400, v2="FAIL")
     assert [promoted.version for promoted in driven.core.decisions.promoted] == ["v1"]
-    last = "v1 is full again: v2 was rolled back; it was measured last at 1970-01-01 00:00:01 UTC"
+    last = "v1 is full again: v2 was rolled back; by then it had been measured last at 1970-01-01 00:00:01 UTC"
     assert told.of("policy", "v1").reason == last
 
 
@@ -494,6 +494,11 @@ def test_a_breach_of_a_rolled_back_version_is_told_as_over_though_its_route_rema
     assert incident.only_route_left
     body = paged(driven.core)[-1]
     assert (body["status"], body["kernelContract"]["reason"]) == ("resolved", "resolved")
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "fixed", 901.0)
+    driven.tick(960, v2="PASS")
+    lift = "end it by kc-otel route resume policy --slice code --why '...'"
+    waits = driven.core.promotions.of("policy", "v2").missing[0]
+    assert waits == f"held: incident {incident.id} of it is over but for its route: {lift}"
 
 
 def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow):

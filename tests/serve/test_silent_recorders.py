@@ -737,7 +737,8 @@ def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(make_f
         "kc-otel route resume policy --slice all --why '...'",
         "kc-otel route unpin policy --slice all --why '...'",
     ]
-    assert contract["next"] == f"Now: once the kernel is trusted again, run `{commands[0]}` and `{commands[1]}`."
+    run = f"run `{commands[0]}` and `{commands[1]}`."
+    assert contract["next"] == f"Now: once the kernel is trusted again or serves nobody, {run}"
     assert contract["next"] in alert["annotations"]["description"]
     assert (contract["incident"]["state"], contract["incident"]["until"]) == ("recovered", alert["endsAt"])
     text = "No longer measured as broken: the breach is over, and the route ordered at "

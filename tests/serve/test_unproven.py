@@ -196,6 +196,22 @@ def test_an_endpoint_that_was_told_of_containment_is_told_that_it_ended_without_
     assert fleet.reasons() == ["firing", "resolved", "unproven", "resolved"]
 
 
+def test_a_rollback_is_not_told_again_once_its_version_is_started_again(make_fleet: MakeFleet) -> None:
+    """It was contained, and its requests are mirrored for the next attempt."""
+    fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
+    rolled_out(fleet, 60, 0.001)
+    rolled_out(fleet, 40, 0.4)
+    fleet.core.promotions.tell("policy", VERSION, "rollback", "ada", "it is bad", fleet.now, start=True)
+    rolled_out(fleet, 120)
+    assert fleet.states() == [IncidentState.CONTAINED]
+    assert "rolled-back" in fleet.reasons()
+    told = len(fleet.reasons())
+    fleet.core.promotions.tell("policy", VERSION, "start", "ada", "it is fixed", fleet.now)
+    rolled_out(fleet, 60, 0.001)
+    assert fleet.states() != [IncidentState.CONTAINED]
+    assert "rolled-back" not in fleet.reasons()[told:]
+
+
 def test_a_breach_that_a_pin_contains_stays_contained_after_its_kernel_is_gone(make_fleet: MakeFleet) -> None:
     """As one that a route contains does, until the pin ends."""
     fleet = make_fleet()

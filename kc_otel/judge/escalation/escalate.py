@@ -476,6 +476,10 @@ def _due_message(
     contained = incident is not None and incident.state is IncidentState.CONTAINED
     uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
 
+    def lasts(alert: Alert) -> bool:
+        broken = {(cell.clause, cell.slice) for cell in incident.broken} if incident is not None else set()
+        return alert.verdict.status is Status.PASS and alert.cell.place in broken
+
     def unproven(told: ToldAlert) -> bool:
         # That its step left the contract says nothing of the breach while another alert of it fires.
         return incident is not None and incident.unproven(*told.alert.cell.place, held=told.alert.end == CHANGED)
@@ -483,7 +487,8 @@ def _due_message(
     def news_of(told: ToldAlert) -> Known | Literal["ended"]:
         alert, muted = told.alert, bool(news.people.silencing(told.alert.cell, now))
         if alert.fires:
-            again = uncontained or news.urgent.get(alert.fingerprint) is MessageReason.REMINDER
+            reminded = news.urgent.get(alert.fingerprint) is MessageReason.REMINDER
+            again = reminded or (uncontained and alert.step != ROLLED_BACK)  # it may have been started again
             return "firing" if (told.waits or again) and not muted else ""
         if told.known and (contained or not unproven(told)):
             return "ended"
@@ -497,8 +502,9 @@ def _due_message(
     ready, ended, away = ([told.alert for told, what in rows if what == of] for of in ("firing", "ended", "unproven"))
     lasting = any(told.known and what != "ended" for told, what in rows)
     over = bool(ended) and not (lasting or ready or away)
-    if over and not contained and any(not told.known and told.alert.step != ROLLED_BACK for told, _ in rows):
-        # A receiver closes the incident on its end, so that waits for what a silence keeps from it.
+    silenced = any(not told.known and told.alert.step != ROLLED_BACK for told, _ in rows)
+    if over and not contained and (silenced or any(lasts(told.alert) for told, _ in rows)):
+        # A receiver closes the incident on its end, so that waits for what a silence or another step's alert holds.
         return replace(group, alerts=tuple(told for told, _ in rows)), None
     reasons = {news.urgent.get(edge.fingerprint) for edge in ready}
     reasons |= {MessageReason.ROLLED_BACK for edge in ready if edge.step == ROLLED_BACK}

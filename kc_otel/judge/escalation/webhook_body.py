@@ -206,8 +206,8 @@ def _ending(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
         case "fail":
             return f"{cell.clause} on {where} is {_breach_over(edge, incident, row, of)}"
         case "no-data":
-            said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, but are invalid"}
-            return f"data for {cell.clause} on {where}{of} {edge.end or said.get(last.status, 'arrive again')}"
+            said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "are arriving, but invalid"}
+            return f"data for {cell.clause} on {where}{of} {edge.end or said.get(last.status, 'are arriving')}"
         case "inconclusive":
             return f"{cell.clause} on {where} is no longer undecided{of}"
     closing = "" if incident is None or row is None or row.refuted else incident.closing
@@ -378,7 +378,8 @@ def _first_action(facts: _Facts, edges: Sequence[Alert]) -> str:
 
 def _lifting_sentence(commands: Sequence[str]) -> str:
     """Return how to end what is left of a breach that is over, in a sentence; empty where nothing is."""
-    return f"Now: once the kernel is trusted again, run {listed([f'`{line}`' for line in commands])}." * bool(commands)
+    run = listed([f"`{line}`" for line in commands])
+    return f"Now: once the kernel is trusted again or serves nobody, run {run}." * bool(commands)
 
 
 def _shows(edge: Alert) -> bool:

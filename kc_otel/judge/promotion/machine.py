@@ -45,10 +45,8 @@ _MAX_AHEAD_SECONDS: Final = 300.0
 """By which the clock of the machine that ran the gate may be ahead."""
 
 
-def begin(
-    contract: Contract, version: str, by: str, now: float, *, previous: Promotion | None = None, failing: bool = False
-) -> Moved:
-    """A version starts on its way; of one that is known to be `failing` now, data from before do not count."""
+def begin(contract: Contract, version: str, by: str, now: float, *, previous: Promotion | None = None) -> Moved:
+    """A version starts on its way; of one that starts again, data from before do not count."""
     if previous is not None and previous.status is PromotionStatus.RUNNING:
         raise OrderError(f"{version} is already in promotion, in {previous.position}")
     attempt = 1 if previous is None else previous.attempt + 1
@@ -58,7 +56,7 @@ def begin(
         contract.name, contract.hash, version, _RESET_TO, now, now, Tally(), attempt=attempt,
         proof_from=_rolled_back_at(previous),
     )  # fmt: skip
-    tally = _tally_from(now, failing=previous is not None and failing)
+    tally = _tally_from(now, failing=previous is not None)
     return _moved(promotion, MoveKind.START, now, message, position=first, by=by, tally=tally)
 
 
@@ -148,8 +146,8 @@ def restored(promotion: Promotion, version: str, now: float, newest: float) -> M
 
     `newest` is the time of its newest observation; -inf for none.
     """
-    measured = f"it was measured last at {moment(newest)}" if newest > 0 else "nothing of it is measured any more"
-    message = f"{promotion.version} is full again: {version} was rolled back; {measured}"
+    measured = f"it had been measured last at {moment(newest)}" if newest > 0 else "nothing of it was measured"
+    message = f"{promotion.version} is full again: {version} was rolled back; by then {measured}"
     status, tally = PromotionStatus.RUNNING, _tally_from(now, failing=True)
     return _moved(promotion, MoveKind.RESTORE, now, message, position=promotion.position, status=status, tally=tally)
 

@@ -159,7 +159,7 @@ def _missing(gate: GateSpec, evaluation: Evaluation) -> list[str]:
     for clause, slice in gate.cells:
         verdicts = found.get((clause, slice))
         if not verdicts:
-            missing.append(f"{clause} on {slice}: no verdict yet")
+            missing.append(f"{clause} on {slice}: no verdict")
             continue
         needed, where = gate.needed.get(clause, 1), ""
         if gate.window:

@@ -190,7 +190,7 @@ def lines(gate: OfflineGate) -> Iterator[str]:
     for cell in gate.unjudged:
         yield f"not judged: {next((said for said in held if said.startswith(str(cell))), cell)}"
     for reason in missing(gate):
-        if "windows have passed" in reason or reason.startswith("held: logits") or reason.endswith("no verdict yet"):
+        if "windows have passed" in reason or reason.startswith("held: logits") or reason.endswith("no verdict"):
             yield reason
     yield from (f"note: {note}" for note in notes(gate))
 

@@ -8,7 +8,7 @@ import { showEvents } from "./events.js";
 import { showGrids, watchFilter } from "./grid.js";
 import { closeIncident, openIncident, refreshIncident } from "./incident.js";
 import { showNotices } from "./notices.js";
-import { badge, brokenOf, showOverview, showSparks } from "./overview.js";
+import { badge, brokenOf, lasts, showOverview, showSparks } from "./overview.js";
 
 const MIN_WAIT = 1000;
 const MAX_WAIT = 15000;
@@ -102,12 +102,12 @@ function unanswered() {
   byId("overview-title").className = "fail";
 }
 
-function title({ overview, promotions }) {
+export function title({ overview, promotions }) {
   if (lateness(overview)) return "! nothing is judged · kc-otel";
   const open = brokenOf(overview);
-  const broken = open.filter((one) => one.on === "fail").length;
+  const broken = open.filter((one) => one.on === "fail");
   const contained = overview.incidents.filter((one) => one.state === "contained").length;
-  if (broken) return `✕ ${broken} broken · kc-otel`;
+  if (broken.length) return `✕ ${lasts(broken) ? broken.length : "was"} broken · kc-otel`;
   if (promotions.some((one) => one.seen_serving)) return "✕ measured after its rollback · kc-otel";
   return open.length ? "⊘ invalid input · kc-otel" : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";
 }

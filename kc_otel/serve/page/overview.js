@@ -80,7 +80,8 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   const kept = contained.filter((one) => one.on === "fail");
   if (kept.length) return `${promisesOf(kept)} broken on ${slicesOf(kept)}, and contained`;
   if (contained.length) return "Sequences fail the input checks; this is contained";
-  if (silent.length) return silent.every((one) => one.state_text === "Ended") ? "A run has ended" : "A kernel has stopped reporting";
+  const lacking = silent.filter((one) => one.state_text !== "Ended");
+  if (silent.length) return lacking.length ? `No data on ${slicesOf(lacking)}` : "A run has ended";
   if (Object.keys(health.failures).length) return "Nothing is known to be broken; the evaluator fails";
   if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
@@ -94,10 +95,12 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   return "Nothing is known to be broken";
 }
 
+/** True if the last verdict on a cell of theirs is a FAIL; otherwise only alerts hold them. */
+export const lasts = (incidents) => incidents.some((one) => one.cells.some((cell) => cell.until === null && !cell.held));
+
 function promisesOf(incidents) {
   const promises = new Set(incidents.flatMap((one) => one.clauses.map((clause) => `${one.contract} ${clause}`))).size;
-  const lasting = incidents.some((one) => one.cells.some((cell) => cell.until === null && !cell.held));
-  const [one, several] = lasting ? ["is", "are"] : ["was", "were"];
+  const [one, several] = lasts(incidents) ? ["is", "are"] : ["was", "were"];
   return `${promises} ${promises === 1 ? `promise ${one}` : `promises ${several}`}`;
 }
 

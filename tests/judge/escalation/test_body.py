@@ -165,7 +165,7 @@ def test_a_resolved_alert_says_of_which_kernel_and_whether_anything_refuted_it(e
     assert summary(passes, {}).endswith(f"is resolved {of}")
     assert f"is closed {of} without proof of recovery: the pair, or a recorder of it, fell silent" in summary(gone, {})
     assert "resolved" not in summary(gone, {})
-    assert summary(replace(passes, on="no-data"), {}).endswith(f"{of} arrive again")
+    assert summary(replace(passes, on="no-data"), {}).endswith(f"{of} are arriving")
     silent = replace(passes.verdict, status=Status.NO_DATA)
     assert summary(replace(passes, on="no-data", verdict=silent), {}).endswith("are no longer watched")
     gone = replace(passes, on="no-data", verdict=silent, end="are no longer expected: its run ended cleanly")

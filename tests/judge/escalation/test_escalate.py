@@ -115,6 +115,20 @@ def test_the_body_says_why_it_is_sent(pager):
         assert again["alerts"][0][name] == first["alerts"][0][name]
 
 
+def test_an_endpoint_whose_alert_ends_first_is_told_of_the_end_of_the_breach(make_contract, make_verdict):
+    """While the alert of another step still fires, the breach is not over for anybody."""
+    first = {"on": "fail", "severity": "warning", "do": [{"webhook": "chat"}]}
+    second = {"on": "fail", "clear_for": "10m", "severity": "critical", "do": [{"webhook": "pager"}]}
+    team = Pager(make_contract([first, second]), make_verdict)
+    team.tick(0, code="FAIL")
+    ends = [("chat", "resolved", 0, 1, 0), ("pager", "resolved", 0, 1, 0)]
+    assert [team.tick(300, code="PASS") for _ in range(3)] == [[], [], ends]
+    # An end of its run is told at once.
+    team.tick(60, code="FAIL")
+    ended = replace(make_verdict("NO_DATA"), ended=True)
+    assert [message.endpoint for message in team.evaluate(team.now + 60, [ended]).messages] == ["chat"]
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_run_that_ended_in_order_is_told_once_and_asks_for_nothing(make_contract, make_verdict, ended):
     """A recorder that fell silent without a word may be down: that is repeated."""
@@ -133,7 +147,7 @@ def test_a_run_that_ended_in_order_is_told_once_and_asks_for_nothing(make_contra
     remedy = "Now: nothing, if that was intended; otherwise start it again."
     if not ended:
         impact = "Nothing monitors slice code: a fault there goes unseen."
-        remedy = "Now: check that the traffic and the exports of the recorders still run."
+        remedy = "Now: check the traffic, the recorders' exports and the contract that they apply."
     assert (said["impact"], said["next"]) == (impact, remedy)
     assert alert.startswith(impact)
     assert remedy in alert

@@ -95,7 +95,7 @@ def test_a_clause_on_latency_waits_only_where_servers_say_which_version_it_is_of
     assert promotion.position.stage is Stage.CANARY
     assert move.message.endswith("; nothing says which version ttft is of")
     promotion, move = after("trainA", "another")
-    assert (promotion.missing[0], move) == ("ttft on all: no verdict yet", None)
+    assert (promotion.missing[0], move) == ("ttft on all: no verdict", None)
 
 
 def test_a_replaced_version_that_still_serves_is_rolled_back_as_any_other(terms):
@@ -150,7 +150,8 @@ def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once_and_a
     assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
 
-def test_started_again_it_has_to_show_everything_again(terms):
+def test_started_again_it_has_to_show_everything_again(terms, round_of):
+    """Nor is it rolled back by what an alarm that is not cleared yet says of data from before."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     with pytest.raises(OrderError, match="already in promotion, in shadow"):
         begin(terms, V, "ada", 1.0, previous=promotion)
@@ -163,6 +164,10 @@ def test_started_again_it_has_to_show_everything_again(terms):
     assert (again.attempt, again.position.stage, move.message) == (
         2, Stage.SHADOW, f"ada starts the promotion of {V} in shadow, attempt 2",
     )  # fmt: skip
+    again, moves = run(again, terms, round_of, [(21, "FAIL"), (319, "FAIL")])
+    assert (moves, again.status) == ([], PromotionStatus.RUNNING)
+    _, moves = run(again, terms, round_of, [(320, "FAIL")])
+    assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
 
 def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):

@@ -86,7 +86,7 @@ def test_only_required_clauses_have_to_pass_and_any_failure_refuses():
     assert gated(recording(code=0.8), terms=GateTerms(require=("by-seq",))).decision.outcome is GateOutcome.ROLLBACK
     waits = gated(recording(), terms=GateTerms(require=("lag",)))
     assert waits.decision.outcome is GateOutcome.WAIT
-    assert "lag on all: no verdict yet" in waits.decision.missing
+    assert "lag on all: no verdict" in waits.decision.missing
 
 
 def test_a_slice_without_sequences_waits_unless_only_others_are_asked_for():

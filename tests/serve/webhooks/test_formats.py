@@ -107,7 +107,8 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
     contained = replace(begun, state=IncidentState.CONTAINED)
     ended = replace(contained, cells=tuple(replace(cell, until=AT) for cell in contained.cells))
     told = body_of(contract, [fired[0].resolved(AT)], incident=ended, lasting=1, lifting=["kc-otel route resume"])
-    assert told["kernelContract"]["next"] == "Now: once the kernel is trusted again, run `kc-otel route resume`."
+    lift = "Now: once the kernel is trusted again or serves nobody, run `kc-otel route resume`."
+    assert told["kernelContract"]["next"] == lift
     update = encode(body_of(contract, [fired[0].resolved(AT)], reason="update", incident=contained, lasting=1))
     assert sent("slack", update)["text"].startswith("Update: Contained: policy-7b: token-tv is above its limit on code")
     assert sent("slack", update)["attachments"][0]["color"] == "#ff9f1c", "red is what users get"
