@@ -300,9 +300,9 @@ class Stories(RuleBasedStateMachine):
         promoted = {of.version for of in table.promoted} | gateway.trusted
         assert fresh or pinned or version in promoted, f"{gateway.name} serves {version} without a fresh table"
         if town.core is not None and gateway.line.asked == town.now:
-            self.chosen[version] = town.now
             known = {of.version: of for of in town.core.promotions.all("policy")}
             of = known.get(version)
+            self.chosen |= {version: town.now} if of is not None else {}  # of others nobody has said that they serve
             if of is not None and of.entered >= town.core.seen_at:
                 return  # the next evaluation makes the table of it
             assert of is None or of.status is not PromotionStatus.ROLLED_BACK, f"{version} was rolled back"
