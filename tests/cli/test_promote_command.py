@@ -173,6 +173,7 @@ def test_a_version_that_was_replaced_says_which_order_mends_it_and_gives_way_to_
     ],
 )
 def test_what_cannot_be_meant_is_refused(run, arguments, said):
+    run("promote", "policy", "v2", "--start")
     code, _, err = run("promote", "policy", "v2", *arguments)
     assert (code, said in err) == (2, True), err
 

@@ -147,14 +147,14 @@ class Evaluations(RuleBasedStateMachine):
         return found
 
     def _held_back(self):
-        """Ends that nobody is told of yet, because nothing has refuted the breach, as `_messages` has them."""
+        """Ends that nobody is told of yet, because the incident lasts or nothing refuted it, as `_messages` has them."""
         incidents = {incident.id: incident for incident in self.core.incidents("policy")}
         found = set()
         for group in self.core.escalation.groups.get("policy", ()):
             for told in group.alerts:
                 if told.known and not told.alert.fires:
-                    edge = told.alert
-                    assert incidents[group.incident].unproven(edge.cell.clause, edge.cell.slice)
+                    edge, incident = told.alert, incidents[group.incident]
+                    assert incident.broken or incident.unproven(edge.cell.clause, edge.cell.slice)
                     found.add((group.endpoint, edge.fingerprint, edge.started_at, "resolved"))
         return found
 
