@@ -147,7 +147,7 @@ class Evaluations(RuleBasedStateMachine):
         return found
 
     def _held_back(self):
-        """Ends that nobody is told of yet, because the incident lasts or nothing refuted it, as `_messages` has them."""
+        """Ends that nobody is told of yet: the incident lasts, or nothing has refuted it. As `_messages` has them."""
         incidents = {incident.id: incident for incident in self.core.incidents("policy")}
         found = set()
         for group in self.core.escalation.groups.get("policy", ()):
