@@ -120,12 +120,12 @@ class Evaluations(RuleBasedStateMachine):
         assert again or self.counted - at >= (clear if kind == "resolved" else wait) - 1e-6, "it flaps"
         self.edges[data["fingerprint"]] = (kind, self.counted)
         targets = [action["webhook"] for action in data["actions"] if "webhook" in action and action != "halt"]
+        unsaid = {end for end in self.held_back if end[1] == data["fingerprint"]}  # it fires, as far as they know
+        if kind == "firing":
+            self.owed -= unsaid
         for target in targets:
             key = (target, data["fingerprint"], data["started_at"])
-            unsaid = {end for end in self.held_back if end[:2] == key[:2]}  # it fires, as far as the endpoint knows
-            if kind == "firing":
-                self.owed -= unsaid
-            if kind == "firing" and "silenced" not in data and not unsaid:
+            if kind == "firing" and "silenced" not in data and target not in {end[0] for end in unsaid}:
                 self.owed.add((*key, "firing"))
             if kind == "resolved" and (*key, "firing") in self.owed | self._messages():
                 self.owed.add((*key, "resolved"))
