@@ -130,7 +130,7 @@ def now(expression: str) -> str:
 
 
 def known(series: str) -> str:
-    """How many series there are of contracts that are judged; 0 only while every picked contract is."""
+    """Number of series of contracts that are judged; 0 only while every picked contract is."""
     return f"count(({series}) and on ({label('kc.contract')}) ({_LIVING})) or (vector(0) and on () ({_LIVES}))"
 
 

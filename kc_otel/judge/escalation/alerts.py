@@ -279,7 +279,7 @@ def advance(tick: Tick, state: PolicyState) -> tuple[PolicyState, tuple[Alert, .
                 continue
             lasts = any(action.kind in {"route", "hold-promotion"} for action in step.do)  # the kernel may serve on
             ended = step.on == "fail" and not (alert.fires or lasts) and tick.traffic.ended(*cell.pair)
-            more = 0.0 if ended else heard if alert.fires or step.on == "no-data" else passed
+            more = heard if alert.fires else 0.0 if ended or deaf else passed
             after, is_edge = _after_verdict(alert, step, verdict, more, math.inf if away else long, now)
             if after is not None and is_edge:
                 gone = step.on == "no-data" and not after.fires and verdict is None
