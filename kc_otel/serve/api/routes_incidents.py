@@ -42,7 +42,7 @@ class IncidentView(View):
     extents: list[tuple[str, str]]
     """(clause, how bad it is where it is worst), the worst clause first."""
     since: float
-    """Unix time of its onset; where it is broken again after a pause, of the end of that."""
+    """Unix time of its onset, or, where it broke again after a pause, of the end of that pause."""
     went_away: bool
     """True if it is unproven: nothing of it has been broken for a window, and nothing shows that users are safe. A
     route or a pin that does not contain it may remain."""
